@@ -1,0 +1,342 @@
+"""What work there is: operations, the tensors that they exchange, and the bytes that they keep.
+
+A `Graph` is frozen and array-backed (structure of arrays). It knows nothing of devices or times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placewise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from placewise.transforms import Contraction
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+PHASES: Final = ("forward", "backward", "update")
+#: Ops of these kinds take no time and hold their outputs for the whole run: where they are placed is where the bytes live.
+STORED_KINDS: Final = frozenset({"parameter", "state"})
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A directed acyclic graph of `N` ops and `T` tensors.
+
+    A tensor has one producer, a size and any number of consumers; it crosses to a device once, however many
+    consumers it has there. Parameters and state are ops too (see `STORED_KINDS`): their placement is their residency.
+    Sizes are bytes, kept as float64 because published cost tables hold fractional ones.
+    """
+
+    name: str
+    op_names: tuple[str, ...]
+    op_kinds: tuple[str, ...]  # "conv2d", "matmul", ...
+    op_dtypes: tuple[str, ...]  # what the arithmetic runs in: "float32", "bfloat16", ...
+    op_modules: tuple[str, ...]  # the module path that engines address; "" where there is none
+    flops: Floats  # [N]
+    bytes_accessed: Floats  # [N] read and written by the op itself
+    scratch: Floats  # [N] bytes held only while the op runs
+    resident: Floats  # [N] bytes held for the whole run (weights that were collapsed into the op)
+    phase: Ints  # [N] index into PHASES
+    model: Ints  # [N] index into `models`
+    group: Ints  # [N] ops with the same group >= 0 must share a device; -1 = free
+    models: tuple[str, ...]  # several models may be planned together
+    tensor_producer: Ints  # [T]
+    tensor_bytes: Floats  # [T]
+    consumer_ptr: Ints  # [T + 1] tensor t is read by consumers[consumer_ptr[t]:consumer_ptr[t + 1]]
+    consumers: Ints  # [E]
+    _position: dict[str, int] = field(repr=False, default_factory=dict)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        op_names: Sequence[str],
+        tensor_producer: ArrayLike = (),
+        tensor_bytes: ArrayLike = (),
+        edge_tensor: ArrayLike = (),
+        edge_consumer: ArrayLike = (),
+        name: str = "graph",
+        op_kinds: Sequence[str] | str = "op",
+        op_dtypes: Sequence[str] | str = "float32",
+        op_modules: Sequence[str] | str = "",
+        flops: ArrayLike = 0.0,
+        bytes_accessed: ArrayLike = 0.0,
+        scratch: ArrayLike = 0.0,
+        resident: ArrayLike = 0.0,
+        phase: ArrayLike = 0,
+        model: ArrayLike = 0,
+        group: ArrayLike = -1,
+        models: Sequence[str] | None = None,
+    ) -> Graph:
+        """Build and validate. Per-op arguments are one value for all ops or one per op; edges are (tensor, consumer)."""
+        n = len(op_names)
+        producer = _ints(tensor_producer, None, "tensors.producer")
+        tensors = len(producer)
+        of_tensor = _ints(edge_tensor, None, "edges.tensor")
+        consumer = _ints(edge_consumer, len(of_tensor), "edges.consumer")
+        graph = cls(
+            name=name,
+            op_names=tuple(op_names),
+            op_kinds=_strings(op_kinds, n, "ops.kind"),
+            op_dtypes=_strings(op_dtypes, n, "ops.dtype"),
+            op_modules=_strings(op_modules, n, "ops.module"),
+            flops=_sizes(flops, n, "ops.flops"),
+            bytes_accessed=_sizes(bytes_accessed, n, "ops.bytes_accessed"),
+            scratch=_sizes(scratch, n, "ops.scratch"),
+            resident=_sizes(resident, n, "ops.resident"),
+            phase=_ints(phase, n, "ops.phase"),
+            model=_ints(model, n, "ops.model"),
+            group=_ints(group, n, "ops.group"),
+            models=tuple(models) if models is not None else (name,),
+            tensor_producer=producer,
+            tensor_bytes=_sizes(tensor_bytes, tensors, "tensors.bytes"),
+            **_consumer_lists(of_tensor, consumer, tensors, n),
+        )
+        graph._validate()
+        return graph
+
+    # ---- sizes and views -------------------------------------------------------------------------------------------
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.op_names)
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.tensor_producer)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.consumers)
+
+    @cached_property
+    def edge_tensor(self) -> Ints:
+        """[E] the tensor of each edge, beside `consumers`."""
+        return np.repeat(np.arange(self.num_tensors, dtype=np.int32), np.diff(self.consumer_ptr))
+
+    @cached_property
+    def edge_producer(self) -> Ints:
+        """[E] the op at the head of each edge, beside `consumers`."""
+        return self.tensor_producer[self.edge_tensor]
+
+    @cached_property
+    def is_stored(self) -> NDArray[np.bool_]:
+        """[N] whether the op is a parameter or state (see `STORED_KINDS`)."""
+        return np.fromiter((kind in STORED_KINDS for kind in self.op_kinds), np.bool_, self.num_ops)
+
+    @cached_property
+    def resident_bytes(self) -> Floats:
+        """[N] bytes that the op keeps on its device for the whole run: its own, and its outputs if it is stored."""
+        held = self.resident.copy()
+        stored = self.is_stored[self.tensor_producer]
+        np.add.at(held, self.tensor_producer[stored], self.tensor_bytes[stored])
+        return held
+
+    @cached_property
+    def topological_order(self) -> Ints:
+        """Op indices with every producer before its consumers; the graph's own order where that already holds."""
+        if bool(np.all(self.edge_producer < self.consumers)):
+            return np.arange(self.num_ops, dtype=np.int32)
+        waiting = np.bincount(self.consumers, minlength=self.num_ops).tolist()
+        by_producer = np.argsort(self.edge_producer, kind="stable")
+        children = self.consumers[by_producer].tolist()
+        start = np.searchsorted(self.edge_producer[by_producer], np.arange(self.num_ops + 1)).tolist()
+        order = [op for op in range(self.num_ops) if waiting[op] == 0]
+        for op in order:
+            for child in children[start[op] : start[op + 1]]:
+                waiting[child] -= 1
+                if waiting[child] == 0:
+                    order.append(child)
+        if len(order) < self.num_ops:
+            raise InvalidInput(f"graph {self.name!r} has a cycle: {self._describe_cycle(waiting)}")
+        return np.array(order, np.int32)
+
+    def op_index(self, name: str) -> int:
+        """The position of the op with this name."""
+        if not self._position and self.num_ops:
+            self._position.update({op: i for i, op in enumerate(self.op_names)})
+        if name not in self._position:
+            raise InvalidInput(f"graph {self.name!r} has no op named {name!r}")
+        return self._position[name]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the content; equal graphs have equal digests on every machine."""
+        sha = hashlib.sha256()
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, np.ndarray):
+                sha.update(f"{part.name}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+            elif part.name != "_position":
+                sha.update(repr((part.name, value)).encode())
+        return sha.hexdigest()
+
+    # ---- transforms (see transforms.py) ----------------------------------------------------------------------------
+
+    def collapse_parameters(self) -> Contraction:
+        """The default view: each parameter lives with its consumer (see `transforms.collapse_parameters`)."""
+        from placewise import transforms
+
+        return transforms.collapse_parameters(self)
+
+    # ---- validation ------------------------------------------------------------------------------------------------
+
+    def _validate(self) -> None:
+        n, tensors = self.num_ops, self.num_tensors
+        if len(set(self.op_names)) < n:
+            seen: set[str] = set()
+            twice = next(name for name in self.op_names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise InvalidInput(f"graph {self.name!r}: two ops are named {twice!r}; op names must differ")
+        _within(self.phase, 0, len(PHASES), "ops.phase", self.op_names)
+        _within(self.model, 0, len(self.models), "ops.model", self.op_names)
+        _within(self.group, -1, 2**31 - 1, "ops.group", self.op_names)
+        bad = np.flatnonzero((self.tensor_producer < 0) | (self.tensor_producer >= n))
+        if len(bad):
+            raise InvalidInput(
+                f"graph {self.name!r}: tensors.producer[{bad[0]}] = {self.tensor_producer[bad[0]]}, "
+                f"but there are {n} ops: the tensor dangles"
+            )
+        if tensors and self.is_stored[self.consumers].any():
+            op = self.consumers[np.argmax(self.is_stored[self.consumers])]
+            raise InvalidInput(f"graph {self.name!r}: {self.op_kinds[op]} {self.op_names[op]!r} cannot have inputs")
+        self.topological_order  # noqa: B018 - raises on a cycle
+
+    def _describe_cycle(self, waiting: list[int]) -> str:
+        """Walk back through unfinished ops until one repeats."""
+        blocked_by: dict[int, int] = {}
+        for producer, consumer in zip(self.edge_producer.tolist(), self.consumers.tolist(), strict=True):
+            if waiting[producer] and waiting[consumer]:
+                blocked_by[consumer] = producer
+        op = next(iter(blocked_by))
+        path: list[int] = []
+        while op not in path:
+            path.append(op)
+            op = blocked_by[op]
+        loop = [self.op_names[i] for i in reversed(path[path.index(op) :])]
+        shown = loop if len(loop) <= 6 else [*loop[:3], "...", *loop[-2:]]
+        return " -> ".join([*shown, loop[0]])
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A handle that `GraphBuilder.op` returns for each output, to be passed as an input of later ops."""
+
+    index: int
+
+
+class GraphBuilder:
+    """Adds ops one at a time, for importers and for models written as code.
+
+    >>> build = GraphBuilder("tiny")
+    >>> x, = build.op("x", kind="input", outputs=[400.0])
+    >>> y, = build.op("y", kind="relu", inputs=[x], outputs=[400.0], flops=100.0)
+    >>> build.graph().num_edges
+    1
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._ops: list[dict[str, Any]] = []
+        self._producer: list[int] = []
+        self._bytes: list[float] = []
+        self._edges: list[tuple[int, int]] = []
+
+    def op(
+        self, name: str, *, kind: str, inputs: Iterable[Tensor] = (), outputs: Sequence[float] = (), **columns: Any
+    ) -> list[Tensor]:
+        """Add an op; `outputs` are the sizes of its output tensors, `columns` other per-op fields of `Graph.create`."""
+        index = len(self._ops)
+        self._ops.append({"op_names": name, "op_kinds": kind, **columns})
+        self._edges.extend((tensor.index, index) for tensor in inputs)
+        first = len(self._producer)
+        self._producer.extend([index] * len(outputs))
+        self._bytes.extend(float(size) for size in outputs)
+        return [Tensor(i) for i in range(first, len(self._producer))]
+
+    def size(self, tensor: Tensor) -> float:
+        return self._bytes[tensor.index]
+
+    def graph(self) -> Graph:
+        """Validate and freeze."""
+        defaults: dict[str, Any] = {
+            "op_names": "", "op_kinds": "op", "op_dtypes": "float32", "op_modules": "", "flops": 0.0,
+            "bytes_accessed": 0.0, "scratch": 0.0, "resident": 0.0, "phase": 0, "model": 0, "group": -1,
+        }  # fmt: skip
+        columns = {key: [op.get(key, default) for op in self._ops] for key, default in defaults.items()}
+        models = tuple(f"{self.name}/{i}" for i in range(max(columns["model"], default=0) + 1))
+        return Graph.create(
+            name=self.name,
+            models=models if len(models) > 1 else (self.name,),
+            tensor_producer=self._producer,
+            tensor_bytes=self._bytes,
+            edge_tensor=[tensor for tensor, _ in self._edges],
+            edge_consumer=[consumer for _, consumer in self._edges],
+            **columns,
+        )
+
+
+def _consumer_lists(of_tensor: Ints, consumer: Ints, tensors: int, ops: int) -> dict[str, Ints]:
+    for where, values, limit in (("edges.tensor", of_tensor, tensors), ("edges.consumer", consumer, ops)):
+        bad = np.flatnonzero((values < 0) | (values >= limit))
+        if len(bad):
+            raise InvalidInput(f"{where}[{bad[0]}] = {values[bad[0]]}, but there are only {limit}: the tensor dangles")
+    # An op that reads a tensor twice receives it once, so repeated edges are one edge.
+    keys = np.unique(of_tensor.astype(np.int64) * max(ops, 1) + consumer)
+    of_tensor, consumer = (keys // max(ops, 1)).astype(np.int32), (keys % max(ops, 1)).astype(np.int32)
+    pointer = np.zeros(tensors + 1, np.int32)
+    np.cumsum(np.bincount(of_tensor, minlength=tensors), out=pointer[1:])
+    return {"consumer_ptr": pointer, "consumers": consumer}
+
+
+def _strings(values: Sequence[str] | str, n: int, where: str) -> tuple[str, ...]:
+    if isinstance(values, str):
+        return (values,) * n
+    _same_length(len(values), n, where)
+    return tuple(values)
+
+
+def _sizes(values: ArrayLike, n: int, where: str) -> Floats:
+    array = np.asarray(values, np.float64)
+    array = np.full(n, array) if array.ndim == 0 else array.copy()
+    _same_length(len(array), n, where)
+    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
+    if len(bad):
+        raise InvalidInput(f"{where}[{bad[0]}] = {array[bad[0]]}: it must be a finite number, zero or more")
+    array.flags.writeable = False
+    return array
+
+
+def _ints(values: ArrayLike, n: int | None, where: str) -> Ints:
+    try:
+        array = np.asarray(values)
+        array = np.full(n or 0, array) if array.ndim == 0 else array
+        if array.size and (array.dtype.kind not in "iu" or np.abs(array).max() >= 2**31):
+            raise OverflowError
+    except OverflowError:
+        raise InvalidInput(f"{where} must hold whole numbers below 2^31") from None
+    if n is not None:
+        _same_length(len(array), n, where)
+    array = array.astype(np.int32)
+    array.flags.writeable = False
+    return array
+
+
+def _same_length(found: int, expected: int, where: str) -> None:
+    if found != expected:
+        raise InvalidInput(f"{where} has {found} entries where {expected} are needed")
+
+
+def _within(values: Ints, low: int, high: int, where: str, names: tuple[str, ...]) -> None:
+    bad = np.flatnonzero((values < low) | (values >= high))
+    if len(bad):
+        op = int(bad[0])
+        raise InvalidInput(f"{where}[{op}] (op {names[op]!r}) = {values[op]}: it must be in [{low}, {high})")

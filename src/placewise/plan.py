@@ -1,0 +1,86 @@
+"""The answer: a device for every op, what it is worth, how far from the best it can be, and how it was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placewise.graph import Ints
+from placewise.problem import Problem
+from placewise.quantities import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from placewise.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A placement that keeps every constraint of its problem, and its provenance."""
+
+    problem: Problem
+    placement: Ints  # [N] device of each op
+    order: Ints | None  # the ops in the order in which each device must run its own; None = by priority
+    value: float  # seconds: the objective, by simulation
+    lower_bound: float  # seconds: no plan of this problem has a smaller value
+    planner: str
+    version: str  # of Placewise
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0  # wall time that planning took
+    evaluations: int = 0  # placements that were simulated for it
+    stopped: str = "finished"  # or "budget", "interrupted"
+    history: tuple[tuple[float, int, float], ...] = ()  # (seconds, evaluations, value) at each improvement
+
+    @property
+    def gap(self) -> float:
+        """How far above the lower bound the value is, as a share of the value; 0 = proven optimal."""
+        return max(0.0, 1.0 - self.lower_bound / self.value) if self.value > 0 else 0.0
+
+    @property
+    def is_optimal(self) -> bool:
+        return self.gap <= 1e-9
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The plan, simulated."""
+        from placewise.simulate import simulate
+
+        return simulate(self.problem, self.placement, self.order)
+
+    @cached_property
+    def devices(self) -> dict[str, str]:
+        """Op name to device name."""
+        names = self.problem.cluster.device_names
+        return dict(zip(self.problem.graph.op_names, (names[d] for d in self.placement.tolist()), strict=True))
+
+    def save(self, path: str | Path) -> None:
+        """Write a self-contained JSON file (gzip if the name ends in .gz); see `Plan.load`."""
+        from placewise.files import save_plan
+
+        save_plan(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file, check the plan against its problem, and simulate it anew."""
+        from placewise.files import load_plan
+
+        return load_plan(path)
+
+    def summary(self) -> str:
+        """A few lines for people."""
+        peak = self.timeline.peak
+        lines = [
+            f"{self.problem.graph.name} on {self.problem.cluster.name}, {self.problem.objective}, by {self.planner}",
+            f"  {format_seconds(self.value)}, at most {self.gap:.1%} above the best possible "
+            f"(lower bound {format_seconds(self.lower_bound)})",
+        ]
+        for d, device in enumerate(self.problem.cluster.devices):
+            ops = int((self.placement == d).sum())
+            share = f" of {format_bytes(device.memory)}" if math.isfinite(device.memory) else ""
+            lines.append(f"  {device.name}: {ops} ops, busy {format_seconds(self.timeline.busy[d])}, "
+                         f"peak {format_bytes(peak[d])}{share}")  # fmt: skip
+        return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""The question that a planner answers: graph + cluster + costs + objective + constraints, frozen and array-backed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.cluster import Cluster
+from placewise.costs import Costs
+from placewise.errors import InvalidInput
+from placewise.graph import Graph, Ints
+
+OBJECTIVES: Final = ("latency", "throughput", "completion")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the engine executes a plan; the simulator obeys these settings.
+
+    The defaults describe a runtime with one queue per device and asynchronous copies. Others describe engines
+    (`concurrency="sequential"`) or match the literature (`contention="none"`, `sends="edge"`, `memory="static"`).
+    """
+
+    concurrency: str = "parallel"  # "sequential": one op or transfer at a time over the whole cluster
+    contention: str = "channel"  # "none": transfers never wait for each other
+    sends: str = "tensor"  # "edge": one transfer per consumer instead of one per destination device
+    memory: str = "live"  # "static": only resident bytes count
+    prefetch: int = 2  # how many streamed consumers ahead a device may fetch parameters
+    overlap: bool = True  # throughput: whether a device computes while it copies
+    staged: bool = False  # throughput: sends go through host memory, so a sender pays once however many receive
+    pipeline: str = "1f1b"  # throughput of training: busiest device; "gpipe": busiest forward plus busiest backward
+
+    _CHOICES = {
+        "concurrency": ("parallel", "sequential"),
+        "contention": ("channel", "none"),
+        "sends": ("tensor", "edge"),
+        "memory": ("live", "static"),
+        "pipeline": ("1f1b", "gpipe"),
+    }
+
+    def __post_init__(self) -> None:
+        for setting, choices in self._CHOICES.items():
+            if getattr(self, setting) not in choices:
+                raise InvalidInput(f"execution.{setting} = {getattr(self, setting)!r}: it must be one of {', '.join(choices)}")
+        if self.prefetch < 1:
+            raise InvalidInput(f"execution.prefetch = {self.prefetch}: it must be 1 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What to plan. Costs default to the roofline model of the cluster's rates."""
+
+    graph: Graph
+    cluster: Cluster
+    costs: Costs = field(default=None)  # type: ignore[assignment]  # filled in below
+    objective: str = "latency"
+    execution: Execution = Execution()
+    pins: Mapping[str, str] = field(default_factory=dict)  # op name -> device name
+    forbidden: tuple[str, ...] = ()  # devices that get no op
+    contiguous: bool = False  # each device gets an interval of the forward dataflow order
+    max_devices: int | None = None
+
+    #: Arrays that later stages derive from this problem, so that they are derived once.
+    derived: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.costs is None:
+            from placewise.costs.roofline import roofline
+
+            object.__setattr__(self, "costs", roofline(self.graph, self.cluster))
+        if self.objective not in OBJECTIVES:
+            raise InvalidInput(f"objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
+        shape = (self.graph.num_ops, self.cluster.num_devices)
+        if self.costs.seconds.shape != shape:
+            raise InvalidInput(f"costs are for {self.costs.seconds.shape} (ops, devices), the problem has {shape}")
+        if self.max_devices is not None and self.max_devices < 1:
+            raise InvalidInput(f"max_devices = {self.max_devices}: it must be 1 or more")
+        if self.execution.concurrency == "sequential" and self.objective == "throughput":
+            raise InvalidInput("a sequential engine has no pipeline: plan it for latency")
+        stuck = np.flatnonzero(~self.allowed.any(axis=1))
+        if len(stuck):
+            name = self.graph.op_names[stuck[0]]
+            raise InvalidInput(f"op {name!r} may run on no device: check its costs, pins, group and forbidden devices")
+
+    @property
+    def num_ops(self) -> int:
+        return self.graph.num_ops
+
+    @property
+    def num_devices(self) -> int:
+        return self.cluster.num_devices
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """[N, D] time of each op on each device."""
+        return self.costs.seconds
+
+    @cached_property
+    def unit(self) -> Ints:
+        """[N] ops that must share a device have the same unit; units are numbered by their first op."""
+        group = self.graph.group
+        key = np.where(group >= 0, group.astype(np.int64) + self.num_ops, np.arange(self.num_ops))
+        first, inverse = np.unique(key, return_index=True, return_inverse=True)[1:]
+        rank = np.argsort(np.argsort(first))
+        return rank[inverse].astype(np.int32)
+
+    @property
+    def num_units(self) -> int:
+        return int(self.unit.max(initial=-1)) + 1
+
+    @cached_property
+    def allowed(self) -> NDArray[np.bool_]:
+        """[N, D] where each op may run: its costs are finite, pins and forbidden devices hold, its group agrees."""
+        may = np.isfinite(self.seconds)
+        for device in self.forbidden:
+            may[:, self.cluster.device_index(device)] = False
+        for op, device in self.pins.items():
+            row = may[self.graph.op_index(op)]
+            pinned = self.cluster.device_index(device)
+            row[:] = (np.arange(self.num_devices) == pinned) & row[pinned]
+        return self.per_unit(may, np.logical_and)[self.unit]
+
+    def per_unit(self, values: NDArray[Any], combine: np.ufunc = np.add) -> NDArray[Any]:
+        """[units, ...] a per-op array combined over the ops of each unit."""
+        if not self.num_ops:
+            return values
+        order = np.argsort(self.unit, kind="stable")
+        starts = np.searchsorted(self.unit[order], np.arange(self.num_units))
+        return combine.reduceat(values[order], starts, axis=0)
+
+    @cached_property
+    def capacity(self) -> NDArray[np.float64]:
+        """[D] bytes of memory on each device."""
+        return self.cluster.memory
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything that decides a plan's value."""
+        parts = (
+            self.graph.digest, self.cluster.digest, self.costs.digest, self.objective, self.execution,
+            sorted(self.pins.items()), sorted(self.forbidden), self.contiguous, self.max_devices,
+        )  # fmt: skip
+        return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,66 @@
+"""Quantities for people: "24GiB", "16 GB/s", "5us" in; "22.4 GiB", "3.18 ms" out. Inside, everything is SI."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from placewise.errors import InvalidInput
+
+_BYTES = {"": 1.0, "B": 1.0}
+_BYTES |= {f"{p}B": 1000.0 ** (i + 1) for i, p in enumerate("KMGTP")}
+_BYTES |= {f"{p}iB": 1024.0 ** (i + 1) for i, p in enumerate("KMGTP")}
+_FLOPS = {"": 1.0} | {f"{p}FLOPS": 1000.0**i for i, p in enumerate(["", "K", "M", "G", "T", "P"])}
+_SECONDS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_UNITS = {
+    "bytes": _BYTES,
+    "bytes per second": _BYTES | {f"{unit or 'B'}/s": factor for unit, factor in _BYTES.items()},
+    "FLOP per second": _FLOPS | {unit.replace("FLOPS", "FLOP/s"): factor for unit, factor in _FLOPS.items()},
+    "seconds": _SECONDS,
+}
+_NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)\s*([^\d\s]*)\s*$")
+
+
+def parse_quantity(text: str | float, dimension: str) -> float:
+    """Read a number with an optional unit; a bare number is in SI units."""
+    units = _UNITS[dimension]
+    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+        raise InvalidInput(f"{text!r} is not a number of {dimension}")
+    match = _NUMBER.match(text) if isinstance(text, str) else None
+    if isinstance(text, str):
+        by_case = {unit.lower(): factor for unit, factor in units.items()}
+        factor = by_case.get(match[2].lower()) if match else None
+        if match is None or factor is None:
+            example = {"bytes": "24GiB", "bytes per second": "16GB/s", "seconds": "30s"}.get(dimension, "10TFLOPS")
+            raise InvalidInput(f"{text!r} is not a number of {dimension}; write it like {example!r}")
+        value = float(match[1]) * factor
+    else:
+        value = float(text)
+    if math.isnan(value) or value < 0:
+        raise InvalidInput(f"{text!r} is not a number of {dimension}: it must be zero or more")
+    return value
+
+
+def format_bytes(count: float) -> str:
+    """Three significant digits in binary units."""
+    if math.isinf(count):
+        return "unlimited"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1000 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{_three_digits(count)} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant digits in the unit that suits."""
+    if math.isinf(seconds) or math.isnan(seconds):
+        return "-"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
+        if abs(seconds) * factor >= 0.9995 or unit == "ns":
+            break
+    return "0 s" if seconds == 0 else f"{_three_digits(seconds * factor)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if value else "0"

@@ -1,0 +1,197 @@
+"""The problem as flat arrays in the order in which the kernels want them.
+
+Ops are renumbered by priority: the plan's order where it has one, else upward rank. The number of an op is then its
+priority, a ready set is a bitmap, and neighbours in the graph are neighbours in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.errors import InvalidInput
+from placewise.graph import Ints
+from placewise.problem import Problem
+
+
+class Arrays(NamedTuple):
+    """What the kernels read. `U` = unsigned, so that indexing needs no test for negative numbers."""
+
+    op: NDArray[np.uint32]  # [N] the graph's number of each op
+    seconds: NDArray[np.float64]  # [N * D]
+    num_inputs: NDArray[np.int32]  # [N]
+    sources: NDArray[np.uint32]  # ops without inputs that run
+    stored: NDArray[np.uint32]  # parameters and state
+    model: NDArray[np.uint32]  # [N]
+    tensor_ptr: NDArray[np.uint32]  # [N + 1] outputs of each op
+    tensor: NDArray[np.uint32]  # [T] the graph's number of each tensor
+    bytes: NDArray[np.float64]  # [T]
+    consumer_ptr: NDArray[np.uint32]  # [T + 1]
+    consumer: NDArray[np.uint32]  # [E] by priority within a tensor
+    input_ptr: NDArray[np.uint32]  # [N + 1]
+    input: NDArray[np.uint32]  # [E] tensors read by each op
+    producer: NDArray[np.uint32]  # [T]
+    resident: NDArray[np.float64]  # [N]
+    scratch: NDArray[np.float64]  # [N]
+    latency: NDArray[np.float64]  # [D * D]
+    per_byte: NDArray[np.float64]  # [D * D]
+    via_ptr: NDArray[np.uint32]  # [D * D + 1]; empty where transfers never wait
+    via: NDArray[np.uint32]
+
+
+def arrays_for(problem: Problem, order: Ints | None = None) -> Arrays:
+    """The arrays of a problem, by upward rank (made once) or by a plan's order."""
+    if order is not None:
+        return _build(problem, checked_order(problem, order))
+    if "arrays" not in problem.derived:
+        problem.derived["arrays"] = _build(problem, priority_order(problem))
+    found: Arrays = problem.derived["arrays"]
+    return found
+
+
+def checked_order(problem: Problem, order: Any) -> Ints:
+    """A plan's order must be a topological order of the graph, so that strict execution can never deadlock."""
+    n, graph = problem.num_ops, problem.graph
+    sequence = np.asarray(order)
+    if sequence.shape != (n,) or not np.array_equal(np.sort(sequence), np.arange(n)):
+        raise InvalidInput(f"an order must list each of the {n} ops once")
+    position = np.empty(n, np.int32)
+    position[sequence] = np.arange(n)
+    late = np.flatnonzero(position[graph.edge_producer] > position[graph.consumers])
+    if len(late):
+        first, then = graph.edge_producer[late[0]], graph.consumers[late[0]]
+        raise InvalidInput(f"the order runs {graph.op_names[then]!r} before its input {graph.op_names[first]!r}")
+    return sequence.astype(np.int32)
+
+
+def upward_rank(problem: Problem, *, self_links: bool = False) -> NDArray[np.float64]:
+    """[N] length of the longest path from each op to the end, with mean times and mean transfers (HEFT's rank_u).
+
+    Means are taken over sorted values, so that permuting devices cannot change the last bit. `self_links` counts a
+    device's free link to itself in the mean, as some implementations do.
+    """
+    from placewise.simulate import kernel
+
+    graph, d = problem.graph, problem.num_devices
+    pairs = ~np.eye(d, dtype=np.bool_)
+    links = d * (d + 1) if self_links else d * (d - 1)
+    mean_latency, mean_per_byte = (
+        float(np.sort(matrix[pairs]).sum() / links) if d > 1 else 0.0
+        for matrix in (problem.cluster.latency, problem.cluster.seconds_per_byte)
+    )
+    runs = np.sort(np.where(problem.allowed, problem.seconds, np.inf), axis=1)
+    count = np.isfinite(runs).sum(axis=1)
+    mean_time = np.where(np.isfinite(runs), runs, 0.0).sum(axis=1) / np.maximum(count, 1)
+    transfer = mean_latency + graph.tensor_bytes * mean_per_byte
+    return kernel.longest_path_to_end(
+        graph.topological_order, mean_time, transfer, *_outputs_of(graph), graph.consumer_ptr, graph.consumers
+    )
+
+
+def priority_order(problem: Problem, *, self_links: bool = False) -> Ints:
+    """Ops by falling upward rank, ties by structure and never by name: a topological order.
+
+    Ops that no structural key tells apart (exact twins) keep the order in which the graph lists them.
+    """
+    graph = problem.graph
+    rank = upward_rank(problem, self_links=self_links)
+    depth = np.zeros(graph.num_ops, np.int64)
+    by_rank = np.argsort(-rank, kind="stable")
+    ties = np.flatnonzero(np.diff(rank[by_rank]) == 0)
+    if not len(ties):
+        return by_rank.astype(np.int32)
+    from placewise.simulate import kernel
+
+    ones = np.ones(graph.num_ops)
+    depth = -kernel.longest_path_to_end(
+        graph.topological_order, ones, np.zeros(graph.num_tensors), *_outputs_of(graph), graph.consumer_ptr, graph.consumers
+    ).astype(np.int64)
+    return np.lexsort((_structure(problem), depth, -rank)).astype(np.int32)
+
+
+def _structure(problem: Problem) -> NDArray[np.uint64]:
+    """[N] a hash of each op's neighbourhood (Weisfeiler-Leman), equal whatever the ops' names and numbers."""
+    graph = problem.graph
+    own = [np.sort(problem.seconds, axis=1).view(np.uint64).T, graph.resident_bytes.view(np.uint64)[None]]
+    own += [graph.scratch.view(np.uint64)[None], graph.model.astype(np.uint64)[None]]
+    colour = np.zeros(graph.num_ops, np.uint64)
+    for row in np.concatenate(own):
+        colour = _mix(colour ^ row)
+    size = _mix(graph.tensor_bytes.view(np.uint64))[graph.edge_tensor]
+    producer, consumer = graph.edge_producer, graph.consumers
+    classes = 0
+    for _ in range(32):
+        above, below = np.zeros_like(colour), np.zeros_like(colour)
+        np.add.at(above, consumer, _mix(colour[producer] ^ size))
+        np.add.at(below, producer, _mix(colour[consumer] + size))
+        colour = _mix(colour ^ _mix(above) ^ _mix(below + np.uint64(1)))
+        found = len(np.unique(colour))
+        if found == classes:
+            break
+        classes = found
+    return colour
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _outputs_of(graph: Any) -> tuple[Ints, Ints]:
+    """(ptr [N + 1], tensors [T]): the tensors of each op in the graph's order."""
+    tensors = np.argsort(graph.tensor_producer, kind="stable").astype(np.int32)
+    pointer = np.searchsorted(graph.tensor_producer[tensors], np.arange(graph.num_ops + 1)).astype(np.int32)
+    return pointer, tensors
+
+
+def _build(problem: Problem, order: Ints) -> Arrays:
+    graph, cluster = problem.graph, problem.cluster
+    n, t = graph.num_ops, graph.num_tensors
+    number = np.empty(n, np.int64)
+    number[order] = np.arange(n)
+    tensor = np.lexsort((np.arange(t), number[graph.tensor_producer])) if t else np.zeros(0, np.int64)
+    new_tensor = np.empty(t, np.int64)
+    new_tensor[tensor] = np.arange(t)
+    edge_tensor, consumer = new_tensor[graph.edge_tensor], number[graph.consumers]
+    by_tensor = np.lexsort((consumer, edge_tensor))
+    by_consumer = np.lexsort((edge_tensor, consumer))
+    stored = graph.is_stored[order]
+    num_inputs = np.bincount(consumer, minlength=n)
+    pairs = [(a, b) for a in range(cluster.num_devices) for b in range(cluster.num_devices)]
+    queues = problem.execution.contention == "channel"
+    via = [cluster.channels_of.get(pair, ()) if queues else () for pair in pairs]
+    return Arrays(
+        op=_u32(order),
+        seconds=np.where(np.isfinite(problem.seconds), problem.seconds, 0.0)[order].ravel(),
+        num_inputs=num_inputs.astype(np.int32),
+        sources=_u32(np.flatnonzero((num_inputs == 0) & ~stored)),
+        stored=_u32(np.flatnonzero(stored)),
+        model=_u32(graph.model[order]),
+        tensor_ptr=_pointer(number[graph.tensor_producer], n),
+        tensor=_u32(tensor),
+        bytes=graph.tensor_bytes[tensor],
+        consumer_ptr=_pointer(edge_tensor, t),
+        consumer=_u32(consumer[by_tensor]),
+        input_ptr=_pointer(consumer, n),
+        input=_u32(edge_tensor[by_consumer]),
+        producer=_u32(number[graph.tensor_producer][tensor]),
+        resident=graph.resident_bytes[order],
+        scratch=graph.scratch[order],
+        latency=cluster.latency.ravel(),
+        per_byte=cluster.seconds_per_byte.ravel(),
+        via_ptr=_u32(np.cumsum([0, *(len(channels) for channels in via)])),
+        via=_u32([channel for channels in via for channel in channels]),
+    )
+
+
+def _u32(values: Any) -> NDArray[np.uint32]:
+    return np.ascontiguousarray(values, dtype=np.uint32)
+
+
+def _pointer(owner: NDArray[np.int64], count: int) -> NDArray[np.uint32]:
+    """CSR row pointers: where each of `count` owners starts in a list sorted by owner."""
+    return _u32(np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=count))]))

@@ -1,0 +1,608 @@
+"""The event loop, compiled: one function that runs placements from time zero, or from a checkpoint, to the end.
+
+How it works. Ops are numbered by priority (arrays.py). When an op finishes, each of its output tensors is sent to each
+device that reads it; a transfer takes the first moment at which all its channels are free, so its arrival is known at
+once, and a reader can start at `ready[reader]` as soon as its last input is booked. Until its device takes it, the
+reader waits in the device's *ready* bitmap (if it will be ready when the device next looks) or in its *pending* heap. A
+device has one next event: the end of what it runs, or the arrival of its earliest pending op. Devices and channels are
+served in event time; simultaneous completions are processed by priority before any op starts.
+
+How it is written. Numba's disk cache does not notice edits to functions compiled in *other* files, so everything is in
+this one. Loops are plain and arrays are flat locals (tuples of arrays cost reference counting on each access, and
+seconds of compile time). Indices are unsigned (`U`): signed ones cost a test for negative values each.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+U = np.uint64
+INF = np.inf
+END = np.finfo(np.float64).max  # after every event, yet before the infinity that marks an empty slot
+ZERO, ONE, TWO, THREE, SIX, LOW6, PAD = U(0), U(1), U(2), U(3), U(6), U(63), U(8)
+
+
+@njit(cache=True, nogil=True)
+def longest_path_to_end(order, weight, transfer, output_ptr, output, consumer_ptr, consumer):
+    """[N] weight of the heaviest path that starts at each op, counting op and tensor weights."""
+    length = np.zeros(len(weight))
+    for i in range(len(order) - 1, -1, -1):
+        op = order[i]
+        best = 0.0
+        for j in range(output_ptr[op], output_ptr[op + 1]):
+            tensor = output[j]
+            for e in range(consumer_ptr[tensor], consumer_ptr[tensor + 1]):
+                best = max(best, transfer[tensor] + length[consumer[e]])
+        length[op] = weight[op] + best
+    return length
+
+
+@intrinsic
+def _lowest_bit(typing_context, word):
+    """Number of trailing zeros of a word that is not zero (one machine instruction)."""
+
+    def emit(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), emit
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _push(keys, values, sizes, base, owner, key, value):
+    """Into a 4-ary heap that starts at `base`."""
+    i = sizes[owner]
+    sizes[owner] = i + ONE
+    while i > ZERO:
+        parent = (i - ONE) >> TWO
+        above = keys[base + parent]
+        if above <= key:
+            break
+        keys[base + i] = above
+        values[base + i] = values[base + parent]
+        i = parent
+    keys[base + i] = key
+    values[base + i] = value
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _pop(keys, values, sizes, base, owner):
+    """Remove and return the value with the least key; unused slots hold infinity, so four children always compare."""
+    top = U(values[base])
+    last = sizes[owner] - ONE
+    sizes[owner] = last
+    key = keys[base + last]
+    value = values[base + last]
+    keys[base + last] = INF
+    if last > ZERO:
+        i = ZERO
+        while True:
+            child = (i << TWO) + ONE
+            if child >= last:
+                break
+            k0 = keys[base + child]
+            k1 = keys[base + child + ONE]
+            k2 = keys[base + child + TWO]
+            k3 = keys[base + child + THREE]
+            left = child + ONE if k1 < k0 else child
+            least_left = k1 if k1 < k0 else k0
+            right = child + THREE if k3 < k2 else child + TWO
+            least_right = k3 if k3 < k2 else k2
+            least = least_right if least_right < least_left else least_left
+            if least >= key:
+                break
+            chosen = right if least_right < least_left else left
+            keys[base + i] = least
+            values[base + i] = values[base + chosen]
+            i = chosen
+        keys[base + i] = key
+        values[base + i] = value
+    return top
+
+
+@njit(cache=True, nogil=True)
+def _count_until(size, sent_tensor, sent_start, next_in, link_head, next_alloc, used, peak, counted, num_devices, d, now):
+    """Memory: time moves on to `now` with no release in between. Add the buffers of transfers that began, note the peak.
+
+    A holding occupies [from, to): at any instant, what ends makes room before what begins. So the peak is taken
+    whenever time moves on, before anything changes at the new time; between two releases only arrivals change the
+    total, and their order does not matter.
+    """
+    if next_alloc[d] < now:
+        earliest = INF
+        for source in range(num_devices):
+            link = source * num_devices + d
+            k = link_head[link]
+            while k >= 0 and sent_start[U(k)] < now:
+                used[d] += size[U(sent_tensor[U(k)])]
+                k = next_in[U(k)]
+            link_head[link] = k
+            if k >= 0 and sent_start[U(k)] < earliest:
+                earliest = sent_start[U(k)]
+        next_alloc[d] = earliest
+    if used[d] > peak[d]:
+        peak[d] = used[d]
+    counted[d] = now
+
+
+@njit(cache=True, nogil=True)
+def _save(store, at, values, count):
+    for i in range(count):
+        store[at + i] = values[i]
+    return at + count
+
+
+@njit(cache=True, nogil=True)
+def _load(store, at, values, count):
+    for i in range(count):
+        values[i] = store[at + i]
+    return at + count
+
+
+@njit(cache=True, nogil=True)
+def run(
+    # the problem (arrays.Arrays)
+    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer,
+    input_ptr, inputs, producer, resident, scratch, latency, per_byte, via_ptr, via,
+    num_devices, num_channels, num_models,
+    # the placements, by the graph's op numbers, and how to run them
+    rows, strict, per_edge, prefetch,
+    # out: the sum over models of their last completion (for one model: the makespan), and peak memory where tracked
+    values, track, peaks,
+    # out, for a single row where recorded: times of ops, transfers
+    record, start, finish, sent_tensor, sent_from, sent_to, sent_start, sent_end,
+    # partial runs: stop once the value is proved to reach the cutoff; begin at a checkpoint; save checkpoints
+    cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
+):  # fmt: skip
+    """Run each row of `rows`; returns the number of transfers recorded for the last one.
+
+    A row may resume from checkpoint `resume[b]` (-1: from time zero) if no op that had booked an input or started by
+    then is placed differently. `tail[i]` bounds the time from the start of op i to the end from below; it is trusted
+    for ops numbered `tail_from[b]` and up. A row that is cut off has the value infinity. With `save_every` > 0, the
+    state is saved whenever that many more ops have completed, and `sequence[i]` counts completions before op i's.
+    """
+    n, num_tensors = U(len(num_inputs)), U(len(size))
+    words = (n + LOW6) >> SIX
+    summaries = (words + LOW6) >> SIX
+    log = track or record
+    streams = len(stored) > 0
+    bounded = cutoff < INF
+    shared = len(via_ptr) > 0
+
+    place = np.empty(n, np.uint16)
+    duration = np.empty(n)
+    missing = np.empty(n, np.int32)  # inputs not yet booked
+    ready = np.empty(n)  # when the inputs booked so far are all there
+    bits = np.zeros(num_devices * words, np.uint64)  # ready ops of each device
+    summary = np.zeros(num_devices * (summaries + ONE), np.uint64)  # which words hold a bit; the last is a sentinel
+    heap_key = np.empty(num_devices * (n + PAD))  # pending ops of each device by ready time
+    heap_op = np.empty(num_devices * (n + PAD), np.uint32)
+    heap_size = np.zeros(num_devices, np.uint64)
+    event = np.empty(num_devices)  # next event of each device
+    running = np.empty(num_devices, np.uint64)  # what it runs; n = idle
+    work_left = np.empty(num_devices)  # time of its ops that have not started
+    free = np.empty(num_channels)  # when each channel is next free
+    model_end = np.empty(num_models)
+    arrival = np.empty(num_devices)  # where the current tensor has been sent; -1 = not yet
+    newly = np.empty(n, np.uint32)  # ops whose last input has just been booked
+
+    # strict order: each device's ops by number, and the next one to run
+    queue_ptr = np.zeros(num_devices + ONE, np.uint32)
+    queue = np.empty(n if strict else ZERO, np.uint32)
+    head = np.empty(num_devices, np.uint32)
+
+    # streamed parameters: the edges to fetch for each op (a list), the streamed consumers of each device
+    num_edges = U(len(consumer))
+    fetch_first = np.empty(n if streams else ZERO, np.int64)
+    fetch_next = np.empty(num_edges if streams else ZERO, np.int64)
+    edge_tensor = np.empty(num_edges if streams else ZERO, np.uint32)
+    stream_ptr = np.zeros(num_devices + ONE, np.uint32)
+    stream = np.empty(n if streams else ZERO, np.uint32)
+    stream_at = np.empty(n if streams else ZERO, np.uint32)
+    fetching = np.empty(n if streams else ZERO, np.uint32)  # ops whose fetch window has just opened
+
+    # memory: readers left per (tensor, device), releases waiting for a send to end, buffers waiting for it to begin
+    tracked_tensors = num_tensors if track else ZERO
+    readers = np.empty(tracked_tensors * num_devices, np.int32)
+    held_until = np.empty(tracked_tensors)
+    release_key = np.empty(num_devices * (tracked_tensors + PAD))
+    release_tensor = np.empty(num_devices * (tracked_tensors + PAD), np.uint32)
+    release_size = np.zeros(num_devices, np.uint64)
+    next_in = np.empty(num_edges if track else ZERO, np.int64)
+    link_head = np.empty(num_devices * num_devices, np.int64)
+    link_tail = np.empty(num_devices * num_devices, np.int64)
+    next_alloc = np.empty(num_devices)
+    used = np.empty(num_devices)
+    peak = np.empty(num_devices)
+    counted = np.empty(num_devices)  # the time up to which memory is accounted
+
+    for i in range(len(heap_key)):
+        heap_key[i] = INF
+    for i in range(len(release_key)):
+        release_key[i] = INF
+    for d in range(num_devices):
+        summary[d * (summaries + ONE) + summaries] = ONE
+    if streams:
+        for k in range(num_tensors):
+            for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
+                edge_tensor[e] = k
+
+    sends = ZERO
+    for b in range(rows.shape[0]):
+        # ---- time zero -------------------------------------------------------------------------------------------------
+        row = rows[b]
+        for d in range(num_devices):
+            event[d] = INF
+            running[d] = n
+            work_left[d] = 0.0
+            heap_size[d] = ZERO
+        for i in range(n):
+            d = U(row[op[i]])
+            place[i] = d
+            time = seconds[i * num_devices + d]
+            duration[i] = time
+            missing[i] = num_inputs[i]
+            ready[i] = 0.0
+            if bounded:
+                work_left[d] += time
+        for c in range(num_channels):
+            free[c] = 0.0
+        for m in range(num_models):
+            model_end[m] = 0.0
+        sends = ZERO
+        completed = ZERO
+        num_newly = ZERO
+        num_fetching = ZERO
+        cut = False
+        now = 0.0
+
+        if strict:
+            for d in range(num_devices + ONE):
+                queue_ptr[d] = 0
+            for i in range(n):
+                queue_ptr[U(place[i]) + ONE] += np.uint32(1)
+            for s in range(len(stored)):  # they take no time and do not run
+                queue_ptr[U(place[U(stored[s])]) + ONE] -= np.uint32(1)
+            for d in range(num_devices):
+                queue_ptr[d + ONE] += queue_ptr[d]
+                head[d] = queue_ptr[d]
+            s = ZERO
+            for i in range(n):
+                if s < U(len(stored)) and U(stored[s]) == i:
+                    s += ONE
+                else:
+                    d = U(place[i])
+                    queue[U(head[d])] = i
+                    head[d] += np.uint32(1)
+            for d in range(num_devices):
+                head[d] = queue_ptr[d]
+
+        if track:
+            for d in range(num_devices):
+                used[d] = 0.0
+                counted[d] = 0.0
+                next_alloc[d] = INF
+            for i in range(len(link_head)):
+                link_head[i] = -1
+            for i in range(len(readers)):
+                readers[i] = 0
+            for k in range(num_tensors):
+                held_until[k] = 0.0
+                for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
+                    readers[k * num_devices + U(place[U(consumer[e])])] += np.int32(1)
+            for i in range(n):
+                used[U(place[i])] += resident[i]
+            for d in range(num_devices):
+                peak[d] = used[d]
+
+        if resume[b] >= 0:
+            r = U(resume[b])
+            at = _load(save_float[r], ZERO, ready, n)
+            at = _load(save_float[r], at, event, num_devices)
+            at = _load(save_float[r], at, work_left, num_devices)
+            at = _load(save_float[r], at, free, num_channels)
+            at = _load(save_float[r], at, model_end, num_models)
+            j = _load(save_int[r], ZERO, missing, n)
+            j = _load(save_int[r], j, running, num_devices)
+            j = _load(save_int[r], j, heap_size, num_devices)
+            completed = U(save_int[r, j])
+            j += ONE
+            for d in range(num_devices):
+                base = d * (n + PAD)
+                for i in range(heap_size[d]):
+                    heap_key[base + i] = save_float[r, at + i]
+                    heap_op[base + i] = save_int[r, j + i]
+                at += heap_size[d]
+                j += heap_size[d]
+            j = _load(save_word[r], ZERO, bits, num_devices * words)
+            j = _load(save_word[r], j, summary, num_devices * (summaries + ONE))
+            # The work that has not started is counted anew for this row.
+            for d in range(num_devices):
+                work_left[d] = 0.0
+            for i in range(n):
+                if sequence[i] >= completed:
+                    work_left[U(place[i])] += duration[i]
+            for d in range(num_devices):
+                if running[d] < n:
+                    work_left[d] -= duration[running[d]]
+        else:
+            for i in range(len(sources)):
+                newly[i] = sources[i]
+            num_newly = U(len(sources))
+
+        if streams:
+            # Parameters are at home from the start. A remote device's copy is fetched for its first op that reads it.
+            for i in range(n):
+                fetch_first[i] = -1
+            for d in range(num_devices + ONE):
+                stream_ptr[d] = 0
+            for s in range(len(stored)):
+                i = U(stored[s])
+                if record:
+                    start[i] = 0.0
+                    finish[i] = 0.0
+                for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
+                    for d in range(num_devices):
+                        arrival[d] = -1.0
+                    for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
+                        reader = U(consumer[e])
+                        d = U(place[reader])
+                        if d == U(place[i]):
+                            missing[reader] -= np.int32(1)
+                            if missing[reader] == 0:
+                                newly[num_newly] = reader
+                                num_newly += ONE
+                        elif per_edge or arrival[d] < 0.0:
+                            arrival[d] = 0.0
+                            stream_ptr[d + ONE] += np.uint32(1 if fetch_first[reader] < 0 else 0)
+                            fetch_next[e] = fetch_first[reader]
+                            fetch_first[reader] = np.int64(e)
+            for d in range(num_devices):
+                stream_ptr[d + ONE] += stream_ptr[d]
+                head_of_stream = U(stream_ptr[d])
+                for i in range(n):
+                    if fetch_first[i] >= 0 and U(place[i]) == d:
+                        stream[head_of_stream] = i
+                        stream_at[i] = head_of_stream
+                        head_of_stream += ONE
+            for i in range(n):
+                if fetch_first[i] >= 0 and U(stream_at[i]) < U(stream_ptr[U(place[i])]) + prefetch:
+                    fetching[num_fetching] = i
+                    num_fetching += ONE
+
+        # ---- events ----------------------------------------------------------------------------------------------------
+        a, tie, look = ZERO, False, True
+        opening = resume[b] < 0  # the first round has no completion, only ops that are ready at once
+        while True:
+            if not opening:
+                now = event[0]
+                a = ZERO
+                tie = False
+                for d in range(ONE, num_devices):
+                    when = event[d]
+                    earlier = when < now
+                    tie = (when == now) | (tie & (not earlier))
+                    a = d if earlier else a
+                    now = when if earlier else now
+                if now == INF:
+                    break
+                look = tie
+
+            while True:  # completions at this time, by priority
+                done = n
+                if tie:
+                    for d in range(num_devices):
+                        if event[d] == now and running[d] < done:
+                            done = running[d]
+                            a = d
+                elif not opening:
+                    done = running[a]
+
+                if done < n:
+                    if save_every > ZERO:
+                        if completed % save_every == ZERO:
+                            r = completed // save_every
+                            at = _save(save_float[r], ZERO, ready, n)
+                            at = _save(save_float[r], at, event, num_devices)
+                            at = _save(save_float[r], at, work_left, num_devices)
+                            at = _save(save_float[r], at, free, num_channels)
+                            at = _save(save_float[r], at, model_end, num_models)
+                            j = _save(save_int[r], ZERO, missing, n)
+                            j = _save(save_int[r], j, running, num_devices)
+                            j = _save(save_int[r], j, heap_size, num_devices)
+                            save_int[r, j] = completed
+                            j += ONE
+                            for d in range(num_devices):
+                                base = d * (n + PAD)
+                                for i in range(heap_size[d]):
+                                    save_float[r, at + i] = heap_key[base + i]
+                                    save_int[r, j + i] = heap_op[base + i]
+                                at += heap_size[d]
+                                j += heap_size[d]
+                            j = _save(save_word[r], ZERO, bits, num_devices * words)
+                            j = _save(save_word[r], j, summary, num_devices * (summaries + ONE))
+                        sequence[done] = completed
+                    completed += ONE
+                    model_end[U(model[done]) if num_models > 1 else ZERO] = now
+                    if record:
+                        finish[done] = now
+                    for k in range(U(tensor_ptr[done]), U(tensor_ptr[done + ONE])):
+                        for d in range(num_devices):
+                            arrival[d] = -1.0
+                        arrival[a] = now
+                        for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
+                            reader = U(consumer[e])
+                            d = U(place[reader])
+                            link = a * num_devices + d
+                            there = arrival[d]
+                            if there < 0.0 or (per_edge and d != a):
+                                begins = now
+                                if shared:
+                                    for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
+                                        clear = free[U(via[v])]
+                                        begins = clear if clear > begins else begins
+                                else:
+                                    clear = free[link]
+                                    begins = clear if clear > begins else begins
+                                there = begins + (latency[link] + size[k] * per_byte[link])
+                                if shared:
+                                    for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
+                                        free[U(via[v])] = there
+                                else:
+                                    free[link] = there
+                                arrival[d] = there
+                                if log:
+                                    sent_tensor[sends] = k
+                                    sent_from[sends] = a
+                                    sent_to[sends] = d
+                                    sent_start[sends] = begins
+                                    sent_end[sends] = there
+                                    sends += ONE
+                            before = ready[reader]
+                            ready[reader] = there if there > before else before
+                            left = missing[reader] - np.int32(1)
+                            missing[reader] = left
+                            newly[num_newly] = reader
+                            num_newly += ONE if left == 0 else ZERO
+                    if streams and fetch_first[done] >= 0:
+                        later = U(stream_at[done]) + prefetch
+                        if later < U(stream_ptr[a + ONE]):
+                            fetching[num_fetching] = stream[later]
+                            num_fetching += ONE
+                    running[a] = n
+
+                for f in range(num_fetching):
+                    i = U(fetching[f])
+                    d = U(place[i])
+                    edge = fetch_first[i]
+                    while edge >= 0:
+                        k = U(edge_tensor[U(edge)])
+                        home = U(place[U(producer[k])])
+                        link = home * num_devices + d
+                        begins = now
+                        for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
+                            clear = free[U(via[v])]
+                            begins = clear if clear > begins else begins
+                        there = begins + (latency[link] + size[k] * per_byte[link])
+                        for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
+                            free[U(via[v])] = there
+                        if log:
+                            sent_tensor[sends] = k
+                            sent_from[sends] = home
+                            sent_to[sends] = d
+                            sent_start[sends] = begins
+                            sent_end[sends] = there
+                            sends += ONE
+                        last_edge = U(edge) + ONE if per_edge else U(consumer_ptr[k + ONE])
+                        for e in range(U(edge), last_edge):
+                            reader = U(consumer[e])
+                            if U(place[reader]) == d:
+                                before = ready[reader]
+                                ready[reader] = there if there > before else before
+                                missing[reader] -= np.int32(1)
+                                if missing[reader] == 0:
+                                    newly[num_newly] = reader
+                                    num_newly += ONE
+                        edge = fetch_next[U(edge)]
+                num_fetching = ZERO
+
+                # Ops that now wait only for time to pass.
+                for f in range(num_newly):
+                    i = U(newly[f])
+                    d = U(place[i])
+                    when = ready[i]
+                    idle = running[d] == n
+                    if bounded and i >= tail_from[b] and when + tail[i] >= cutoff:
+                        cut = True
+                    if strict:
+                        first = U(head[d])
+                        if idle and first < U(queue_ptr[d + ONE]) and U(queue[first]) == i:
+                            event[d] = when if when > now else now
+                            look |= when <= now
+                    else:
+                        if when <= event[d]:
+                            if not idle or when <= now:
+                                word = i >> SIX
+                                bits[d * words + word] |= ONE << (i & LOW6)
+                                summary[d * (summaries + ONE) + (word >> SIX)] |= ONE << (word & LOW6)
+                                if idle:
+                                    event[d] = now
+                                    look = True
+                                continue
+                            event[d] = when
+                        _push(heap_key, heap_op, heap_size, d * (n + PAD), d, when, i)
+                num_newly = ZERO
+
+                if done == n or not tie:
+                    break
+            opening = False
+            if cut:
+                break
+
+            first_device, last_device = (ZERO, num_devices) if look else (a, a + ONE)
+            for d in range(first_device, last_device):  # starts
+                if running[d] != n or event[d] > now:
+                    continue
+                chosen = n
+                if strict:
+                    wake = INF
+                    first = U(head[d])
+                    if first < U(queue_ptr[d + ONE]):
+                        i = U(queue[first])
+                        if missing[i] == 0:
+                            if ready[i] <= now:
+                                chosen = i
+                                head[d] += np.uint32(1)
+                            else:
+                                wake = ready[i]
+                else:
+                    base = d * (n + PAD)
+                    while heap_key[base] <= now:
+                        i = _pop(heap_key, heap_op, heap_size, base, d)
+                        word = i >> SIX
+                        bits[d * words + word] |= ONE << (i & LOW6)
+                        summary[d * (summaries + ONE) + (word >> SIX)] |= ONE << (word & LOW6)
+                    wake = heap_key[base]
+                    at = d * (summaries + ONE)
+                    while summary[at] == ZERO:
+                        at += ONE
+                    at -= d * (summaries + ONE)
+                    if at < summaries:
+                        word = (at << SIX) + _lowest_bit(summary[d * (summaries + ONE) + at])
+                        pattern = bits[d * words + word]
+                        chosen = (word << SIX) + _lowest_bit(pattern)
+                        pattern &= pattern - ONE
+                        bits[d * words + word] = pattern
+                        if pattern == ZERO:
+                            summary[d * (summaries + ONE) + at] &= summary[d * (summaries + ONE) + at] - ONE
+                if chosen == n:
+                    event[d] = wake
+                    continue
+                running[d] = chosen
+                event[d] = now + duration[chosen]
+                if record:
+                    start[chosen] = now
+                if bounded:
+                    if now + work_left[d] >= cutoff:
+                        cut = True
+                    work_left[d] -= duration[chosen]
+
+        # ---- the end ---------------------------------------------------------------------------------------------------
+        total = 0.0
+        for m in range(num_models):
+            total += model_end[m]
+        values[b] = total
+        if cut:
+            values[b] = INF
+            for d in range(num_devices):
+                for i in range(heap_size[d]):
+                    heap_key[d * (n + PAD) + i] = INF
+            for i in range(num_devices * words):
+                bits[i] = ZERO
+            for d in range(num_devices):
+                for i in range(summaries):
+                    summary[d * (summaries + ONE) + i] = ZERO
+    return sends

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
     from placewise.files import load_problem
     from placewise.graph import Graph, GraphBuilder
-    from placewise.plan import Plan
+    from placewise.plans import Plan
     from placewise.planners import planner
     from placewise.problem import Execution, Problem
-    from placewise.simulate import Timeline, evaluate, simulate
+    from placewise.simulator import Timeline, evaluate, simulate
 
 _HOME = {
     "Cluster": "cluster", "Device": "cluster", "Link": "cluster", "full_mesh": "cluster", "Costs": "costs",
     "Budget": "driver", "Context": "driver", "plan": "driver",
     "InvalidInput": "errors", "NoFeasiblePlan": "errors", "PlacewiseError": "errors", "Unsupported": "errors",
-    "load_problem": "files", "Graph": "graph", "GraphBuilder": "graph", "Plan": "plan", "planner": "planners",
-    "Execution": "problem", "Problem": "problem", "Timeline": "simulate", "evaluate": "simulate", "simulate": "simulate",
+    "load_problem": "files", "Graph": "graph", "GraphBuilder": "graph", "Plan": "plans", "planner": "planners",
+    "Execution": "problem", "Problem": "problem", "Timeline": "simulator", "evaluate": "simulator", "simulate": "simulator",
 }  # fmt: skip
 __all__ = list(_HOME)
 

@@ -72,7 +72,7 @@ def upward_rank(problem: Problem, *, self_links: bool = False) -> NDArray[np.flo
     Means are taken over sorted values, so that permuting devices cannot change the last bit. `self_links` counts a
     device's free link to itself in the mean, as some implementations do.
     """
-    from placewise.simulate import kernel
+    from placewise.simulator import kernel
 
     graph, d = problem.graph, problem.num_devices
     pairs = ~np.eye(d, dtype=np.bool_)
@@ -102,7 +102,7 @@ def priority_order(problem: Problem, *, self_links: bool = False) -> Ints:
     ties = np.flatnonzero(np.diff(rank[by_rank]) == 0)
     if not len(ties):
         return by_rank.astype(np.int32)
-    from placewise.simulate import kernel
+    from placewise.simulator import kernel
 
     ones = np.ones(graph.num_ops)
     depth = -kernel.longest_path_to_end(

@@ -14,7 +14,7 @@ from placewise.problem import Problem
 from placewise.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from placewise.simulate.timeline import Timeline
+    from placewise.simulator.timeline import Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Plan:
     @cached_property
     def timeline(self) -> Timeline:
         """The plan, simulated."""
-        from placewise.simulate import simulate
+        from placewise.simulator import simulate
 
         return simulate(self.problem, self.placement, self.order)
 

@@ -6,6 +6,7 @@ A `Cluster` is written by people, in YAML (see `files.load_cluster`); it knows n
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,8 @@ class Cluster:
             for what, value in (("memory", device.memory), ("bandwidth", device.bandwidth), ("launch", device.launch)):
                 if not value >= 0:
                     raise InvalidInput(f"device {device.name!r}: {what} = {value}: it must be zero or more")
+            if math.isinf(device.launch):
+                raise InvalidInput(f"device {device.name!r}: launch = {device.launch}: it must be finite")
             if not device.bandwidth > 0 or any(not rate > 0 for rate in device.flops.values()):
                 raise InvalidInput(f"device {device.name!r}: bandwidth and FLOP rates must be above zero")
         self._link_of  # noqa: B018 - raises on an unknown device or a missing link
@@ -82,18 +85,21 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
+        """D."""
         return len(self.devices)
 
     @cached_property
     def device_names(self) -> tuple[str, ...]:
+        """In the order in which a placement numbers them."""
         return tuple(device.name for device in self.devices)
 
     def device_index(self, name: str) -> int:
         """By name, or by number where no device has that name."""
         if name in self.device_names:
             return self.device_names.index(name)
-        if name.isdecimal() and int(name) < self.num_devices:
-            return int(name)
+        numbers = [str(i) for i in range(self.num_devices)]
+        if name in numbers:
+            return numbers.index(name)
         raise InvalidInput(f"cluster {self.name!r} has no device {name!r}; it has {', '.join(self.device_names)}")
 
     @cached_property
@@ -112,6 +118,8 @@ class Cluster:
                 raise InvalidInput(f"{where} is given twice")
             if not link.bandwidth > 0 or not 0 <= link.latency < math.inf:
                 raise InvalidInput(f"{where}: bandwidth must be above zero and latency zero or more")
+            if len(set(link.via)) < len(link.via):
+                raise InvalidInput(f"{where}: via names a channel twice")
             found[pair] = link
         for a, source in enumerate(self.device_names):
             for b, target in enumerate(self.device_names):
@@ -134,14 +142,14 @@ class Cluster:
     @cached_property
     def memory(self) -> NDArray[np.float64]:
         """[D] bytes."""
-        return np.array([device.memory for device in self.devices])
+        return np.array([device.memory for device in self.devices], np.float64)
 
     @cached_property
     def channels(self) -> tuple[str, ...]:
         """Every serial channel: the named ones, then one per link that has its own."""
-        named = dict.fromkeys(name for link in self.links for name in link.via)
+        named = [name for link in self.links for name in link.via]
         own = [f"{link.source}->{link.target}" for link in self.links if not link.via]
-        return (*named, *own)
+        return tuple(dict.fromkeys([*named, *own]))
 
     @cached_property
     def channels_of(self) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -155,9 +163,15 @@ class Cluster:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the content."""
-        links = sorted(self.links, key=lambda link: (link.source, link.target))
-        content = repr((self.name, [(d, sorted(d.flops.items())) for d in self.devices], links))
-        return hashlib.sha256(content.encode()).hexdigest()
+        devices = [
+            (d.name, d.kind, float(d.memory), sorted((dtype, float(rate)) for dtype, rate in d.flops.items()),
+             float(d.bandwidth), float(d.launch), bool(d.copies))
+            for d in self.devices
+        ]  # fmt: skip
+        links = sorted(
+            (link.source, link.target, float(link.bandwidth), float(link.latency), link.via) for link in self.links
+        )
+        return hashlib.sha256(json.dumps([self.name, devices, links]).encode()).hexdigest()
 
     def with_memory(self, limits: Mapping[str, float]) -> Cluster:
         """The same cluster with some devices' memory set (`--max-memory`)."""
@@ -174,7 +188,9 @@ class Cluster:
         return matrix
 
 
-def full_mesh(devices: Sequence[Device], bandwidth: float = math.inf, latency: float = 0.0, name: str = "cluster") -> Cluster:
+def full_mesh(
+    devices: Sequence[Device], bandwidth: float = math.inf, latency: float = 0.0, name: str = "cluster"
+) -> Cluster:
     """A cluster where every ordered pair of devices has a dedicated link of the same kind."""
     names = [device.name for device in devices]
     links = tuple(Link(a, b, bandwidth, latency) for a in names for b in names if a != b)

@@ -6,8 +6,9 @@ A `Graph` is frozen and array-backed (structure of arrays). It knows nothing of 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +24,13 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 PHASES: Final = ("forward", "backward", "update")
-#: Ops of these kinds take no time and hold their outputs for the whole run: where they are placed is where the bytes live.
+#: Ops of these kinds take no time and hold their outputs for the whole run: they are placed where their bytes live.
 STORED_KINDS: Final = frozenset({"parameter", "state"})
+#: What an op has unless it says otherwise, by the names of `Graph`'s per-op fields (every op has a name of its own).
+OP_DEFAULTS: Final[dict[str, Any]] = {
+    "op_kinds": "op", "op_dtypes": "float32", "op_modules": "", "flops": 0.0, "bytes_accessed": 0.0, "scratch": 0.0,
+    "resident": 0.0, "phase": 0, "model": 0, "group": -1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +59,6 @@ class Graph:
     tensor_bytes: Floats  # [T]
     consumer_ptr: Ints  # [T + 1] tensor t is read by consumers[consumer_ptr[t]:consumer_ptr[t + 1]]
     consumers: Ints  # [E]
-    _position: dict[str, int] = field(repr=False, default_factory=dict)
 
     @classmethod
     def create(
@@ -77,12 +82,13 @@ class Graph:
         group: ArrayLike = -1,
         models: Sequence[str] | None = None,
     ) -> Graph:
-        """Build and validate. Per-op arguments are one value for all ops or one per op; edges are (tensor, consumer)."""
+        """Build and validate. Per-op arguments are one value for all or one per op; edges are (tensor, consumer)."""
         n = len(op_names)
         producer = _ints(tensor_producer, None, "tensors.producer")
         tensors = len(producer)
         of_tensor = _ints(edge_tensor, None, "edges.tensor")
         consumer = _ints(edge_consumer, len(of_tensor), "edges.consumer")
+        consumer_ptr, consumers = _consumer_lists(of_tensor, consumer, tensors, n)
         graph = cls(
             name=name,
             op_names=tuple(op_names),
@@ -99,7 +105,8 @@ class Graph:
             models=tuple(models) if models is not None else (name,),
             tensor_producer=producer,
             tensor_bytes=_sizes(tensor_bytes, tensors, "tensors.bytes"),
-            **_consumer_lists(of_tensor, consumer, tensors, n),
+            consumer_ptr=consumer_ptr,
+            consumers=consumers,
         )
         graph._validate()
         return graph
@@ -108,14 +115,17 @@ class Graph:
 
     @property
     def num_ops(self) -> int:
+        """N."""
         return len(self.op_names)
 
     @property
     def num_tensors(self) -> int:
+        """T."""
         return len(self.tensor_producer)
 
     @property
     def num_edges(self) -> int:
+        """E: how many (tensor, consumer) pairs there are."""
         return len(self.consumers)
 
     @cached_property
@@ -162,11 +172,13 @@ class Graph:
 
     def op_index(self, name: str) -> int:
         """The position of the op with this name."""
-        if not self._position and self.num_ops:
-            self._position.update({op: i for i, op in enumerate(self.op_names)})
         if name not in self._position:
             raise InvalidInput(f"graph {self.name!r} has no op named {name!r}")
         return self._position[name]
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.op_names)}
 
     @cached_property
     def digest(self) -> str:
@@ -176,8 +188,8 @@ class Graph:
             value = getattr(self, part.name)
             if isinstance(value, np.ndarray):
                 sha.update(f"{part.name}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
-            elif part.name != "_position":
-                sha.update(repr((part.name, value)).encode())
+            else:  # as JSON, because what `repr` shows of a text depends on the version of Python
+                sha.update(json.dumps([part.name, value]).encode())
         return sha.hexdigest()
 
     # ---- transforms (see transforms.py) ----------------------------------------------------------------------------
@@ -212,16 +224,14 @@ class Graph:
 
     def _describe_cycle(self, waiting: list[int]) -> str:
         """Walk back through unfinished ops until one repeats."""
-        blocked_by: dict[int, int] = {}
-        for producer, consumer in zip(self.edge_producer.tolist(), self.consumers.tolist(), strict=True):
-            if waiting[producer] and waiting[consumer]:
-                blocked_by[consumer] = producer
+        edges = zip(self.edge_producer.tolist(), self.consumers.tolist(), strict=True)
+        blocked_by = {consumer: producer for producer, consumer in edges if waiting[producer] and waiting[consumer]}
         op = next(iter(blocked_by))
-        path: list[int] = []
-        while op not in path:
-            path.append(op)
+        step: dict[int, int] = {}
+        while op not in step:
+            step[op] = len(step)
             op = blocked_by[op]
-        loop = [self.op_names[i] for i in reversed(path[path.index(op) :])]
+        loop = [self.op_names[i] for i in reversed(list(step)[step[op] :])]
         shown = loop if len(loop) <= 6 else [*loop[:3], "...", *loop[-2:]]
         return " -> ".join([*shown, loop[0]])
 
@@ -254,6 +264,8 @@ class GraphBuilder:
         self, name: str, *, kind: str, inputs: Iterable[Tensor] = (), outputs: Sequence[float] = (), **columns: Any
     ) -> list[Tensor]:
         """Add an op; `outputs` are the sizes of its output tensors, `columns` other per-op fields of `Graph.create`."""
+        if unknown := columns.keys() - OP_DEFAULTS.keys():
+            raise InvalidInput(f"op {name!r}: {min(unknown)!r} is not one of {', '.join(OP_DEFAULTS)}")
         index = len(self._ops)
         self._ops.append({"op_names": name, "op_kinds": kind, **columns})
         self._edges.extend((tensor.index, index) for tensor in inputs)
@@ -263,18 +275,16 @@ class GraphBuilder:
         return [Tensor(i) for i in range(first, len(self._producer))]
 
     def size(self, tensor: Tensor) -> float:
+        """Bytes of a tensor that was added before."""
         return self._bytes[tensor.index]
 
     def graph(self) -> Graph:
         """Validate and freeze."""
-        defaults: dict[str, Any] = {
-            "op_names": "", "op_kinds": "op", "op_dtypes": "float32", "op_modules": "", "flops": 0.0,
-            "bytes_accessed": 0.0, "scratch": 0.0, "resident": 0.0, "phase": 0, "model": 0, "group": -1,
-        }  # fmt: skip
-        columns = {key: [op.get(key, default) for op in self._ops] for key, default in defaults.items()}
+        columns = {key: [op.get(key, default) for op in self._ops] for key, default in OP_DEFAULTS.items()}
         models = tuple(f"{self.name}/{i}" for i in range(max(columns["model"], default=0) + 1))
         return Graph.create(
             name=self.name,
+            op_names=[op["op_names"] for op in self._ops],
             models=models if len(models) > 1 else (self.name,),
             tensor_producer=self._producer,
             tensor_bytes=self._bytes,
@@ -284,7 +294,7 @@ class GraphBuilder:
         )
 
 
-def _consumer_lists(of_tensor: Ints, consumer: Ints, tensors: int, ops: int) -> dict[str, Ints]:
+def _consumer_lists(of_tensor: Ints, consumer: Ints, tensors: int, ops: int) -> tuple[Ints, Ints]:
     for where, values, limit in (("edges.tensor", of_tensor, tensors), ("edges.consumer", consumer, ops)):
         bad = np.flatnonzero((values < 0) | (values >= limit))
         if len(bad):
@@ -294,7 +304,7 @@ def _consumer_lists(of_tensor: Ints, consumer: Ints, tensors: int, ops: int) -> 
     of_tensor, consumer = (keys // max(ops, 1)).astype(np.int32), (keys % max(ops, 1)).astype(np.int32)
     pointer = np.zeros(tensors + 1, np.int32)
     np.cumsum(np.bincount(of_tensor, minlength=tensors), out=pointer[1:])
-    return {"consumer_ptr": pointer, "consumers": consumer}
+    return pointer, consumer
 
 
 def _strings(values: Sequence[str] | str, n: int, where: str) -> tuple[str, ...]:
@@ -305,8 +315,11 @@ def _strings(values: Sequence[str] | str, n: int, where: str) -> tuple[str, ...]
 
 
 def _sizes(values: ArrayLike, n: int, where: str) -> Floats:
-    array = np.asarray(values, np.float64)
-    array = np.full(n, array) if array.ndim == 0 else array.copy()
+    try:
+        array = np.asarray(values, np.float64) + 0.0  # a copy, where minus zero has become zero: equal is identical
+    except (OverflowError, TypeError, ValueError):
+        raise InvalidInput(f"{where} must hold numbers") from None
+    array = np.full(n, array) if array.ndim == 0 else array
     _same_length(len(array), n, where)
     bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
     if len(bad):
@@ -319,9 +332,9 @@ def _ints(values: ArrayLike, n: int | None, where: str) -> Ints:
     try:
         array = np.asarray(values)
         array = np.full(n or 0, array) if array.ndim == 0 else array
-        if array.size and (array.dtype.kind not in "iu" or np.abs(array).max() >= 2**31):
+        if array.size and (array.dtype.kind not in "iu" or array.max() >= 2**31 or array.min() < -(2**31)):
             raise OverflowError
-    except OverflowError:
+    except (OverflowError, ValueError):
         raise InvalidInput(f"{where} must hold whole numbers below 2^31") from None
     if n is not None:
         _same_length(len(array), n, where)

@@ -11,14 +11,16 @@ _BYTES = {"": 1.0, "B": 1.0}
 _BYTES |= {f"{p}B": 1000.0 ** (i + 1) for i, p in enumerate("KMGTP")}
 _BYTES |= {f"{p}iB": 1024.0 ** (i + 1) for i, p in enumerate("KMGTP")}
 _FLOPS = {"": 1.0} | {f"{p}FLOPS": 1000.0**i for i, p in enumerate(["", "K", "M", "G", "T", "P"])}
-_SECONDS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {
+    "": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0,
+}  # fmt: skip
 _UNITS = {
     "bytes": _BYTES,
     "bytes per second": _BYTES | {f"{unit or 'B'}/s": factor for unit, factor in _BYTES.items()},
     "FLOP per second": _FLOPS | {unit.replace("FLOPS", "FLOP/s"): factor for unit, factor in _FLOPS.items()},
     "seconds": _SECONDS,
 }
-_NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf)\s*([^\d\s]*)\s*$")
+_NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf)\s*([^\d\s]*)\s*$")
 
 
 def parse_quantity(text: str | float, dimension: str) -> float:
@@ -26,16 +28,19 @@ def parse_quantity(text: str | float, dimension: str) -> float:
     units = _UNITS[dimension]
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise InvalidInput(f"{text!r} is not a number of {dimension}")
-    match = _NUMBER.match(text) if isinstance(text, str) else None
     if isinstance(text, str):
         by_case = {unit.lower(): factor for unit, factor in units.items()}
+        match = _NUMBER.match(text)
         factor = by_case.get(match[2].lower()) if match else None
         if match is None or factor is None:
             example = {"bytes": "24GiB", "bytes per second": "16GB/s", "seconds": "30s"}.get(dimension, "10TFLOPS")
             raise InvalidInput(f"{text!r} is not a number of {dimension}; write it like {example!r}")
         value = float(match[1]) * factor
     else:
-        value = float(text)
+        try:
+            value = float(text)
+        except OverflowError:
+            raise InvalidInput(f"a number of {dimension} is too large: a number has at most 308 digits") from None
     if math.isnan(value) or value < 0:
         raise InvalidInput(f"{text!r} is not a number of {dimension}: it must be zero or more")
     return value
@@ -63,4 +68,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if value else "0"
+    rounded = float(f"{value:.2e}")  # first, so that 9.999 is 10.0 and not 10.00
+    return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}" if value else "0"

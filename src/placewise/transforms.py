@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placewise.errors import InvalidInput
-from placewise.graph import Graph, Ints
+from placewise.graph import OP_DEFAULTS, Graph, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +37,21 @@ def contract(graph: Graph, label: ArrayLike) -> Contraction:
         raise InvalidInput("labels must be 0..K-1 with no gap")
 
     # The first op that computes something gives the group its name and character.
-    leader = np.full(k, graph.num_ops, np.int64)
+    leader = np.full(k, 2 * graph.num_ops, np.int64)
     np.minimum.at(leader, of_op, np.arange(graph.num_ops) + graph.num_ops * graph.is_stored)
     leader %= graph.num_ops
     leads = leader.tolist()
     all_stored = np.bincount(of_op, graph.is_stored, k) == size
     computing = np.bincount(of_op[~graph.is_stored], minlength=k)
 
-    # A tensor survives if it leaves its group or is a result; what stored ops hold stays with them.
+    # A tensor survives if it leaves its group or is a result; what stored ops hold stays with them, and whoever must
+    # share their device finds it there without waiting for the op that they became part of.
     home = of_op[graph.tensor_producer]
-    foreign = home[graph.edge_tensor] != of_op[graph.consumers]
+    group = _merge_groups(graph.group, of_op, k)
+    source, reader = home[graph.edge_tensor], of_op[graph.consumers]
+    at_hand = graph.is_stored[graph.edge_producer] & ~all_stored[source]
+    at_hand &= (group[source] >= 0) & (group[source] == group[reader])
+    foreign = (source != reader) & ~at_hand
     leaves = np.bincount(graph.edge_tensor[foreign], minlength=graph.num_tensors) > 0
     unread = np.diff(graph.consumer_ptr) == 0
     kept = leaves | (unread & ~graph.is_stored[graph.tensor_producer]) | all_stored[home]
@@ -65,12 +70,12 @@ def contract(graph: Graph, label: ArrayLike) -> Contraction:
         resident=np.bincount(of_op, held, k),
         phase=graph.phase[leader],
         model=graph.model[leader],
-        group=_merge_groups(graph.group, of_op, k),
+        group=group,
         models=graph.models,
         tensor_producer=home[kept],
         tensor_bytes=graph.tensor_bytes[kept],
         edge_tensor=new_index[graph.edge_tensor[edges]],
-        edge_consumer=of_op[graph.consumers[edges]],
+        edge_consumer=reader[edges],
     )
     return Contraction(smaller, of_op)
 
@@ -82,14 +87,14 @@ def collapse_parameters(graph: Graph) -> Contraction:
     (tied weights, say) has no such home and stays an op.
     """
     label = np.arange(graph.num_ops)
-    for tensor in np.flatnonzero(graph.is_stored[graph.tensor_producer]).tolist():
-        readers = graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]]
-        groups = graph.group[readers]
-        together = len(readers) == 1 or (len(readers) > 1 and groups[0] >= 0 and (groups == groups[0]).all())
-        owner = int(graph.tensor_producer[tensor])
-        first = int(readers[0]) if together else owner
-        # A stored op with several outputs moves only if they agree.
-        label[owner] = first if label[owner] in (owner, first) else owner
+    read = graph.is_stored[graph.edge_producer]
+    readers: dict[int, list[int]] = {}
+    for owner, reader in zip(graph.edge_producer[read].tolist(), graph.consumers[read].tolist(), strict=True):
+        readers.setdefault(owner, []).append(reader)
+    for owner, ops in readers.items():
+        groups = graph.group[ops]
+        if min(ops) == max(ops) or (groups[0] >= 0 and (groups == groups[0]).all()):
+            label[owner] = min(ops)
     dense = np.unique(label, return_inverse=True)[1]
     return contract(graph, dense)
 
@@ -122,7 +127,7 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
     n = graph.num_ops
     if (graph.phase != 0).any():
         raise InvalidInput(f"graph {graph.name!r} already has ops that are not forward ops")
-    stored, names = graph.is_stored, graph.op_names
+    stored, names, kinds = graph.is_stored, graph.op_names, graph.op_kinds
     fresh = np.arange(n) + graph.group.max(initial=-1) + 1
     group = np.where(graph.group >= 0, graph.group, fresh)
     held = np.where(stored, graph.resident_bytes * optimizer_bytes_per_parameter_byte, 0.0)
@@ -140,7 +145,7 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
     return Graph.create(
         name=f"{graph.name}-training",
         op_names=[*names, *(f"{name}:{'update' if s else 'backward'}" for name, s in zip(names, stored, strict=True))],
-        op_kinds=[*graph.op_kinds, *("update" if s else f"{k}_backward" for k, s in zip(graph.op_kinds, stored, strict=True))],
+        op_kinds=[*kinds, *("update" if s else f"{kind}_backward" for kind, s in zip(kinds, stored, strict=True))],
         op_dtypes=graph.op_dtypes * 2,
         op_modules=graph.op_modules * 2,
         **doubled,
@@ -160,9 +165,11 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
 
 def _columns(graph: Graph, ops: NDArray[np.int64]) -> dict[str, Any]:
     picked = ops.tolist()
-    texts = {key: [getattr(graph, key)[i] for i in picked] for key in ("op_names", "op_kinds", "op_dtypes", "op_modules")}
-    arrays = ("flops", "bytes_accessed", "scratch", "resident", "phase", "model", "group")
-    return texts | {key: getattr(graph, key)[ops] for key in arrays}
+    columns = {key: getattr(graph, key) for key in ("op_names", *OP_DEFAULTS)}
+    return {
+        key: values[ops] if isinstance(values, np.ndarray) else [values[i] for i in picked]
+        for key, values in columns.items()
+    }
 
 
 def _largest(values: NDArray[np.float64], of_op: Ints, k: int) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ class Costs:
     @classmethod
     def create(cls, seconds: ArrayLike, label: str | ArrayLike = "given") -> Costs:
         """Validate and freeze."""
-        table = np.array(seconds, np.float64)
+        table = np.array(seconds, np.float64, order="C")
         if table.ndim != 2:
             raise InvalidInput(f"costs must be a table of ops by devices, not of shape {table.shape}")
         bad = np.argwhere(np.isnan(table) | (table < 0))
@@ -36,18 +36,20 @@ class Costs:
             if label not in LABELS:
                 raise InvalidInput(f"costs.label = {label!r}: it must be one of {', '.join(LABELS)}")
             label = np.full(table.shape, LABELS.index(label))
-        labels = np.asarray(label, np.int8)
-        if labels.shape != table.shape or ((labels < 0) | (labels >= len(LABELS))).any():
+        known = np.array(label)
+        if known.shape != table.shape or not np.isin(known, range(len(LABELS))).all():
             raise InvalidInput("costs.label must have the shape of costs.seconds and hold known labels")
+        labels = known.astype(np.int8)
         table.flags.writeable = labels.flags.writeable = False
         return cls(table, labels)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the content."""
-        return hashlib.sha256(f"{self.seconds.shape}".encode() + self.seconds.tobytes() + self.label.tobytes()).hexdigest()
+        shape = f"{self.seconds.shape}".encode()
+        return hashlib.sha256(shape + self.seconds.tobytes() + self.label.tobytes()).hexdigest()
 
     def shares(self) -> dict[str, float]:
         """What share of the table's entries carries each label."""
         counts = np.bincount(self.label.ravel(), minlength=len(LABELS))
-        return {name: float(count) / max(self.label.size, 1) for name, count in zip(LABELS, counts, strict=True) if count}
+        return {name: float(count) / self.label.size for name, count in zip(LABELS, counts, strict=True) if count}

@@ -17,7 +17,7 @@ from placewise.problem import Problem
 
 
 class Arrays(NamedTuple):
-    """What the kernels read. `U` = unsigned, so that indexing needs no test for negative numbers."""
+    """What the kernels read, in the order in which `kernel.run` takes it (all but `tensor`)."""
 
     op: NDArray[np.uint32]  # [N] the graph's number of each op
     seconds: NDArray[np.float64]  # [N * D]
@@ -37,8 +37,12 @@ class Arrays(NamedTuple):
     scratch: NDArray[np.float64]  # [N]
     latency: NDArray[np.float64]  # [D * D]
     per_byte: NDArray[np.float64]  # [D * D]
-    via_ptr: NDArray[np.uint32]  # [D * D + 1]; empty where transfers never wait
+    via_ptr: NDArray[np.uint32]  # [D * D + 1] channels of each link; empty where each link has one of its own
     via: NDArray[np.uint32]
+
+    @property
+    def num_channels(self) -> int:
+        return max(len(self.latency), int(self.via.max(initial=0)) + 1)
 
 
 def arrays_for(problem: Problem, order: Ints | None = None) -> Arrays:
@@ -163,6 +167,7 @@ def _build(problem: Problem, order: Ints) -> Arrays:
     num_inputs = np.bincount(consumer, minlength=n)
     pairs = [(a, b) for a in range(cluster.num_devices) for b in range(cluster.num_devices)]
     queues = problem.execution.contention == "channel"
+    private = queues and all(len(link.via) == 0 for link in cluster.links)
     via = [cluster.channels_of.get(pair, ()) if queues else () for pair in pairs]
     return Arrays(
         op=_u32(order),
@@ -183,8 +188,8 @@ def _build(problem: Problem, order: Ints) -> Arrays:
         scratch=graph.scratch[order],
         latency=cluster.latency.ravel(),
         per_byte=cluster.seconds_per_byte.ravel(),
-        via_ptr=_u32(np.cumsum([0, *(len(channels) for channels in via)])),
-        via=_u32([channel for channels in via for channel in channels]),
+        via_ptr=_u32([] if private else np.cumsum([0, *(len(channels) for channels in via)])),
+        via=_u32([] if private else [channel for channels in via for channel in channels]),
     )
 
 

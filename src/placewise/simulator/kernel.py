@@ -51,7 +51,7 @@ def _lowest_bit(typing_context, word):
     return types.uint64(types.uint64), emit
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
 def _push(keys, values, sizes, base, owner, key, value):
     """Into a 4-ary heap that starts at `base`."""
     i = sizes[owner]
@@ -68,7 +68,7 @@ def _push(keys, values, sizes, base, owner, key, value):
     values[base + i] = value
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
 def _pop(keys, values, sizes, base, owner):
     """Remove and return the value with the least key; unused slots hold infinity, so four children always compare."""
     top = U(values[base])
@@ -103,29 +103,63 @@ def _pop(keys, values, sizes, base, owner):
     return top
 
 
-@njit(cache=True, nogil=True)
-def _count_until(size, sent_tensor, sent_start, next_in, link_head, next_alloc, used, peak, counted, num_devices, d, now):
-    """Memory: time moves on to `now` with no release in between. Add the buffers of transfers that began, note the peak.
+@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
+def _first_free(now, link, free, shared, via_ptr, via):
+    """When all channels of a link are free. Links that share no channel have one each, numbered like the link."""
+    begins = now
+    if shared:
+        for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
+            clear = free[U(via[v])]
+            begins = clear if clear > begins else begins
+    else:
+        clear = free[link]
+        begins = clear if clear > begins else begins
+    return begins
+
+
+@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
+def _occupy(until, link, free, shared, via_ptr, via):
+    if shared:
+        for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
+            free[U(via[v])] = until
+    else:
+        free[link] = until
+
+
+@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
+def _settle(
+    d, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key, release_tensor,
+    release_size, release_base, used, peak, counted,
+):  # fmt: skip
+    """Memory: bring a device's account up to `now`, before anything changes there.
 
     A holding occupies [from, to): at any instant, what ends makes room before what begins. So the peak is taken
-    whenever time moves on, before anything changes at the new time; between two releases only arrivals change the
+    whenever time moves on, before anything changes at the new time. Between two releases only arrivals change the
     total, and their order does not matter.
     """
-    if next_alloc[d] < now:
-        earliest = INF
-        for source in range(num_devices):
-            link = source * num_devices + d
-            k = link_head[link]
-            while k >= 0 and sent_start[U(k)] < now:
-                used[d] += size[U(sent_tensor[U(k)])]
-                k = next_in[U(k)]
-            link_head[link] = k
-            if k >= 0 and sent_start[U(k)] < earliest:
-                earliest = sent_start[U(k)]
-        next_alloc[d] = earliest
-    if used[d] > peak[d]:
-        peak[d] = used[d]
-    counted[d] = now
+    while True:
+        when = release_key[release_base]
+        releases = when <= now
+        when = when if releases else now
+        if when > counted[d]:
+            if next_alloc[d] < when:
+                earliest = INF
+                for source in range(num_devices):
+                    link = source * num_devices + d
+                    q = link_head[link]
+                    while q >= 0 and sent_start[U(q)] < when:
+                        used[d] += size[U(sent_tensor[U(q)])]
+                        q = next_in[U(q)]
+                    link_head[link] = q
+                    if q >= 0 and sent_start[U(q)] < earliest:
+                        earliest = sent_start[U(q)]
+                next_alloc[d] = earliest
+            if used[d] > peak[d]:
+                peak[d] = used[d]
+            counted[d] = when
+        if not releases:
+            break
+        used[d] -= size[_pop(release_key, release_tensor, release_size, release_base, d)]
 
 
 @njit(cache=True, nogil=True)
@@ -142,93 +176,23 @@ def _load(store, at, values, count):
     return at + count
 
 
-@njit(cache=True, nogil=True)
-def run(
-    # the problem (arrays.Arrays)
-    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer,
-    input_ptr, inputs, producer, resident, scratch, latency, per_byte, via_ptr, via,
-    num_devices, num_channels, num_models,
-    # the placements, by the graph's op numbers, and how to run them
-    rows, strict, per_edge, prefetch,
-    # out: the sum over models of their last completion (for one model: the makespan), and peak memory where tracked
-    values, track, peaks,
-    # out, for a single row where recorded: times of ops, transfers
-    record, start, finish, sent_tensor, sent_from, sent_to, sent_start, sent_end,
-    # partial runs: stop once the value is proved to reach the cutoff; begin at a checkpoint; save checkpoints
-    cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
+@njit(cache=True, nogil=True, _nrt=False)
+def _run_rows(
+    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
+    producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
+    strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_from, sent_to,
+    sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
+    place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running, work_left, free,
+    model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor, stream_ptr, stream,
+    stream_at, fetching, readers, held_until, release_key, release_tensor, release_size, next_in, link_head,
+    link_tail, next_alloc, used, peak, counted,
 ):  # fmt: skip
-    """Run each row of `rows`; returns the number of transfers recorded for the last one.
-
-    A row may resume from checkpoint `resume[b]` (-1: from time zero) if no op that had booked an input or started by
-    then is placed differently. `tail[i]` bounds the time from the start of op i to the end from below; it is trusted
-    for ops numbered `tail_from[b]` and up. A row that is cut off has the value infinity. With `save_every` > 0, the
-    state is saved whenever that many more ops have completed, and `sequence[i]` counts completions before op i's.
-    """
+    """The loop of `run`, which see. (Apart from it because code that allocates counts references on every access.)"""
     n, num_tensors = U(len(num_inputs)), U(len(size))
     words = (n + LOW6) >> SIX
     summaries = (words + LOW6) >> SIX
-    log = track or record
     streams = len(stored) > 0
-    bounded = cutoff < INF
-    shared = len(via_ptr) > 0
-
-    place = np.empty(n, np.uint16)
-    duration = np.empty(n)
-    missing = np.empty(n, np.int32)  # inputs not yet booked
-    ready = np.empty(n)  # when the inputs booked so far are all there
-    bits = np.zeros(num_devices * words, np.uint64)  # ready ops of each device
-    summary = np.zeros(num_devices * (summaries + ONE), np.uint64)  # which words hold a bit; the last is a sentinel
-    heap_key = np.empty(num_devices * (n + PAD))  # pending ops of each device by ready time
-    heap_op = np.empty(num_devices * (n + PAD), np.uint32)
-    heap_size = np.zeros(num_devices, np.uint64)
-    event = np.empty(num_devices)  # next event of each device
-    running = np.empty(num_devices, np.uint64)  # what it runs; n = idle
-    work_left = np.empty(num_devices)  # time of its ops that have not started
-    free = np.empty(num_channels)  # when each channel is next free
-    model_end = np.empty(num_models)
-    arrival = np.empty(num_devices)  # where the current tensor has been sent; -1 = not yet
-    newly = np.empty(n, np.uint32)  # ops whose last input has just been booked
-
-    # strict order: each device's ops by number, and the next one to run
-    queue_ptr = np.zeros(num_devices + ONE, np.uint32)
-    queue = np.empty(n if strict else ZERO, np.uint32)
-    head = np.empty(num_devices, np.uint32)
-
-    # streamed parameters: the edges to fetch for each op (a list), the streamed consumers of each device
-    num_edges = U(len(consumer))
-    fetch_first = np.empty(n if streams else ZERO, np.int64)
-    fetch_next = np.empty(num_edges if streams else ZERO, np.int64)
-    edge_tensor = np.empty(num_edges if streams else ZERO, np.uint32)
-    stream_ptr = np.zeros(num_devices + ONE, np.uint32)
-    stream = np.empty(n if streams else ZERO, np.uint32)
-    stream_at = np.empty(n if streams else ZERO, np.uint32)
-    fetching = np.empty(n if streams else ZERO, np.uint32)  # ops whose fetch window has just opened
-
-    # memory: readers left per (tensor, device), releases waiting for a send to end, buffers waiting for it to begin
-    tracked_tensors = num_tensors if track else ZERO
-    readers = np.empty(tracked_tensors * num_devices, np.int32)
-    held_until = np.empty(tracked_tensors)
-    release_key = np.empty(num_devices * (tracked_tensors + PAD))
-    release_tensor = np.empty(num_devices * (tracked_tensors + PAD), np.uint32)
-    release_size = np.zeros(num_devices, np.uint64)
-    next_in = np.empty(num_edges if track else ZERO, np.int64)
-    link_head = np.empty(num_devices * num_devices, np.int64)
-    link_tail = np.empty(num_devices * num_devices, np.int64)
-    next_alloc = np.empty(num_devices)
-    used = np.empty(num_devices)
-    peak = np.empty(num_devices)
-    counted = np.empty(num_devices)  # the time up to which memory is accounted
-
-    for i in range(len(heap_key)):
-        heap_key[i] = INF
-    for i in range(len(release_key)):
-        release_key[i] = INF
-    for d in range(num_devices):
-        summary[d * (summaries + ONE) + summaries] = ONE
-    if streams:
-        for k in range(num_tensors):
-            for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
-                edge_tensor[e] = k
+    shared = len(via_ptr) > 0  # else no two links share a channel
 
     sends = ZERO
     for b in range(rows.shape[0]):
@@ -246,13 +210,14 @@ def run(
             duration[i] = time
             missing[i] = num_inputs[i]
             ready[i] = 0.0
-            if bounded:
+            if resume is not None:
                 work_left[d] += time
         for c in range(num_channels):
             free[c] = 0.0
         for m in range(num_models):
             model_end[m] = 0.0
         sends = ZERO
+        noted = ZERO
         completed = ZERO
         num_newly = ZERO
         num_fetching = ZERO
@@ -280,7 +245,7 @@ def run(
             for d in range(num_devices):
                 head[d] = queue_ptr[d]
 
-        if track:
+        if peaks is not None:
             for d in range(num_devices):
                 used[d] = 0.0
                 counted[d] = 0.0
@@ -293,16 +258,26 @@ def run(
                 held_until[k] = 0.0
                 for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
                     readers[k * num_devices + U(place[U(consumer[e])])] += np.int32(1)
+            for j in range(len(stored)):  # what is stored is never released at home: count a reader that never ends
+                i = U(stored[j])
+                for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
+                    readers[k * num_devices + U(place[i])] += np.int32(1)
             for i in range(n):
                 used[U(place[i])] += resident[i]
             for d in range(num_devices):
                 peak[d] = used[d]
 
-        if resume[b] >= 0:
+        opening = True  # the first round has no completion, only ops that are ready at once
+        if resume is not None:
+            opening = resume[b] < 0
+        if opening:
+            for i in range(len(sources)):
+                newly[i] = sources[i]
+            num_newly = U(len(sources))
+        elif resume is not None:
             r = U(resume[b])
             at = _load(save_float[r], ZERO, ready, n)
             at = _load(save_float[r], at, event, num_devices)
-            at = _load(save_float[r], at, work_left, num_devices)
             at = _load(save_float[r], at, free, num_channels)
             at = _load(save_float[r], at, model_end, num_models)
             j = _load(save_int[r], ZERO, missing, n)
@@ -319,7 +294,6 @@ def run(
                 j += heap_size[d]
             j = _load(save_word[r], ZERO, bits, num_devices * words)
             j = _load(save_word[r], j, summary, num_devices * (summaries + ONE))
-            # The work that has not started is counted anew for this row.
             for d in range(num_devices):
                 work_left[d] = 0.0
             for i in range(n):
@@ -328,10 +302,7 @@ def run(
             for d in range(num_devices):
                 if running[d] < n:
                     work_left[d] -= duration[running[d]]
-        else:
-            for i in range(len(sources)):
-                newly[i] = sources[i]
-            num_newly = U(len(sources))
+                    cut |= event[d] + work_left[d] >= cutoff
 
         if streams:
             # Parameters are at home from the start. A remote device's copy is fetched for its first op that reads it.
@@ -341,9 +312,10 @@ def run(
                 stream_ptr[d] = 0
             for s in range(len(stored)):
                 i = U(stored[s])
-                if record:
-                    start[i] = 0.0
-                    finish[i] = 0.0
+                if peaks is not None:
+                    if record:
+                        start[i] = 0.0
+                        finish[i] = 0.0
                 for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
                     for d in range(num_devices):
                         arrival[d] = -1.0
@@ -375,8 +347,7 @@ def run(
 
         # ---- events ----------------------------------------------------------------------------------------------------
         a, tie, look = ZERO, False, True
-        opening = resume[b] < 0  # the first round has no completion, only ops that are ready at once
-        while True:
+        while not cut:
             if not opening:
                 now = event[0]
                 a = ZERO
@@ -393,7 +364,7 @@ def run(
 
             while True:  # completions at this time, by priority
                 done = n
-                if tie:
+                if tie:  # the one of highest priority
                     for d in range(num_devices):
                         if event[d] == now and running[d] < done:
                             done = running[d]
@@ -402,12 +373,11 @@ def run(
                     done = running[a]
 
                 if done < n:
-                    if save_every > ZERO:
+                    if resume is not None and save_every > ZERO:
                         if completed % save_every == ZERO:
                             r = completed // save_every
                             at = _save(save_float[r], ZERO, ready, n)
                             at = _save(save_float[r], at, event, num_devices)
-                            at = _save(save_float[r], at, work_left, num_devices)
                             at = _save(save_float[r], at, free, num_channels)
                             at = _save(save_float[r], at, model_end, num_models)
                             j = _save(save_int[r], ZERO, missing, n)
@@ -427,8 +397,9 @@ def run(
                         sequence[done] = completed
                     completed += ONE
                     model_end[U(model[done]) if num_models > 1 else ZERO] = now
-                    if record:
-                        finish[done] = now
+                    if peaks is not None:
+                        if record:
+                            finish[done] = now
                     for k in range(U(tensor_ptr[done]), U(tensor_ptr[done + ONE])):
                         for d in range(num_devices):
                             arrival[d] = -1.0
@@ -439,23 +410,13 @@ def run(
                             link = a * num_devices + d
                             there = arrival[d]
                             if there < 0.0 or (per_edge and d != a):
-                                begins = now
-                                if shared:
-                                    for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
-                                        clear = free[U(via[v])]
-                                        begins = clear if clear > begins else begins
-                                else:
-                                    clear = free[link]
-                                    begins = clear if clear > begins else begins
+                                begins = _first_free(now, link, free, shared, via_ptr, via)
                                 there = begins + (latency[link] + size[k] * per_byte[link])
-                                if shared:
-                                    for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
-                                        free[U(via[v])] = there
-                                else:
-                                    free[link] = there
+                                _occupy(there, link, free, shared, via_ptr, via)
                                 arrival[d] = there
-                                if log:
+                                if peaks is not None:
                                     sent_tensor[sends] = k
+                                    sent_reader[sends] = reader
                                     sent_from[sends] = a
                                     sent_to[sends] = d
                                     sent_start[sends] = begins
@@ -482,15 +443,12 @@ def run(
                         k = U(edge_tensor[U(edge)])
                         home = U(place[U(producer[k])])
                         link = home * num_devices + d
-                        begins = now
-                        for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
-                            clear = free[U(via[v])]
-                            begins = clear if clear > begins else begins
+                        begins = _first_free(now, link, free, shared, via_ptr, via)
                         there = begins + (latency[link] + size[k] * per_byte[link])
-                        for v in range(U(via_ptr[link]), U(via_ptr[link + ONE])):
-                            free[U(via[v])] = there
-                        if log:
+                        _occupy(there, link, free, shared, via_ptr, via)
+                        if peaks is not None:
                             sent_tensor[sends] = k
+                            sent_reader[sends] = i
                             sent_from[sends] = home
                             sent_to[sends] = d
                             sent_start[sends] = begins
@@ -515,8 +473,8 @@ def run(
                     d = U(place[i])
                     when = ready[i]
                     idle = running[d] == n
-                    if bounded and i >= tail_from[b] and when + tail[i] >= cutoff:
-                        cut = True
+                    if resume is not None:
+                        cut |= i >= tail_from[b] and when + tail[i] >= cutoff
                     if strict:
                         first = U(head[d])
                         if idle and first < U(queue_ptr[d + ONE]) and U(queue[first]) == i:
@@ -536,11 +494,46 @@ def run(
                         _push(heap_key, heap_op, heap_size, d * (n + PAD), d, when, i)
                 num_newly = ZERO
 
+                if peaks is not None:
+                    while noted < sends:  # starts on one link never decrease, so its list stays sorted
+                        link = U(sent_from[noted]) * num_devices + U(sent_to[noted])
+                        next_in[noted] = -1
+                        if link_head[link] < 0:
+                            link_head[link] = np.int64(noted)
+                        else:
+                            next_in[U(link_tail[link])] = np.int64(noted)
+                        link_tail[link] = np.int64(noted)
+                        d = U(sent_to[noted])
+                        next_alloc[d] = min(next_alloc[d], sent_start[noted])
+                        k = U(sent_tensor[noted])
+                        held_until[k] = max(held_until[k], sent_end[noted])
+                        noted += ONE
+                    if done < n:
+                        _settle(
+                            a, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key,
+                            release_tensor, release_size, a * (num_tensors + PAD), used, peak, counted,
+                        )  # fmt: skip
+                        used[a] -= scratch[done]
+                        for j in range(U(input_ptr[done]), U(input_ptr[done + ONE])):
+                            k = U(inputs[j])
+                            left = readers[k * num_devices + a] - np.int32(1)
+                            readers[k * num_devices + a] = left
+                            if U(place[U(producer[k])]) != a:
+                                if left == 0 or per_edge:
+                                    used[a] -= size[k]
+                            elif left == 0:
+                                if held_until[k] <= now:
+                                    used[a] -= size[k]
+                                else:
+                                    base = a * (num_tensors + PAD)
+                                    _push(release_key, release_tensor, release_size, base, a, held_until[k], k)
+                        for k in range(U(tensor_ptr[done]), U(tensor_ptr[done + ONE])):
+                            if held_until[k] > 0.0 and readers[k * num_devices + a] == 0:
+                                base = a * (num_tensors + PAD)
+                                _push(release_key, release_tensor, release_size, base, a, held_until[k], k)
                 if done == n or not tie:
                     break
             opening = False
-            if cut:
-                break
 
             first_device, last_device = (ZERO, num_devices) if look else (a, a + ONE)
             for d in range(first_device, last_device):  # starts
@@ -583,11 +576,18 @@ def run(
                     continue
                 running[d] = chosen
                 event[d] = now + duration[chosen]
-                if record:
-                    start[chosen] = now
-                if bounded:
-                    if now + work_left[d] >= cutoff:
-                        cut = True
+                if peaks is not None:
+                    if record:
+                        start[chosen] = now
+                    _settle(
+                        d, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key,
+                        release_tensor, release_size, d * (num_tensors + PAD), used, peak, counted,
+                    )  # fmt: skip
+                    used[d] += scratch[chosen]
+                    for k in range(U(tensor_ptr[chosen]), U(tensor_ptr[chosen + ONE])):
+                        used[d] += size[k]
+                if resume is not None:
+                    cut |= now + work_left[d] >= cutoff
                     work_left[d] -= duration[chosen]
 
         # ---- the end ---------------------------------------------------------------------------------------------------
@@ -595,6 +595,13 @@ def run(
         for m in range(num_models):
             total += model_end[m]
         values[b] = total
+        if peaks is not None:
+            for d in range(num_devices):
+                _settle(
+                    d, END, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key,
+                    release_tensor, release_size, d * (num_tensors + PAD), used, peak, counted,
+                )  # fmt: skip
+                peaks[b, d] = peak[d]
         if cut:
             values[b] = INF
             for d in range(num_devices):
@@ -605,4 +612,225 @@ def run(
             for d in range(num_devices):
                 for i in range(summaries):
                     summary[d * (summaries + ONE) + i] = ZERO
+    return sends
+
+
+@njit(cache=True, nogil=True)
+def run(
+    # the problem (arrays.Arrays)
+    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer,
+    input_ptr, inputs, producer, resident, scratch, latency, per_byte, via_ptr, via,
+    num_devices, num_channels, num_models,
+    # the placements, by the graph's op numbers, and how to run them
+    rows, strict, per_edge, prefetch,
+    # out: the sum over models of their last completion (for one model: the makespan), and peak memory where tracked
+    values, peaks,
+    # out, for a single row where recorded: times of ops, transfers
+    record, start, finish, sent_tensor, sent_reader, sent_from, sent_to, sent_start, sent_end,
+    # partial runs: stop once the value is proved to reach the cutoff; begin at a checkpoint; save checkpoints
+    cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
+):  # fmt: skip
+    """Run each row of `rows`; returns the number of transfers recorded for the last one.
+
+    A row may resume from checkpoint `resume[b]` (-1: from time zero) if no op that had booked an input or started by
+    then is placed differently. `tail[i]` bounds the time from the start of op i to the end from below; it is trusted
+    for ops numbered `tail_from[b]` and up. A row that is cut off has the value infinity. With `save_every` > 0, the
+    state is saved whenever that many more ops have completed, and `sequence[i]` counts completions before op i's.
+    """
+    n, num_tensors = U(len(num_inputs)), U(len(size))
+    words = (n + LOW6) >> SIX
+    summaries = (words + LOW6) >> SIX
+    streams = len(stored) > 0
+
+    place = np.empty(n, np.uint16)
+    duration = np.empty(n)
+    missing = np.empty(n, np.int32)  # inputs not yet booked
+    ready = np.empty(n)  # when the inputs booked so far are all there
+    bits = np.zeros(num_devices * words, np.uint64)  # ready ops of each device
+    summary = np.zeros(num_devices * (summaries + ONE), np.uint64)  # which words hold a bit; the last is a sentinel
+    heap_key = np.empty(num_devices * (n + PAD))  # pending ops of each device by ready time
+    heap_op = np.empty(num_devices * (n + PAD), np.uint32)
+    heap_size = np.zeros(num_devices, np.uint64)
+    event = np.empty(num_devices)  # next event of each device
+    running = np.empty(num_devices, np.uint64)  # what it runs; n = idle
+    work_left = np.empty(num_devices)  # time of its ops that have not started
+    free = np.empty(num_channels)  # when each channel is next free
+    model_end = np.empty(num_models)
+    arrival = np.empty(num_devices)  # where the current tensor has been sent; -1 = not yet
+    newly = np.empty(n, np.uint32)  # ops whose last input has just been booked
+
+    # strict order: each device's ops by number, and the next one to run
+    queue_ptr = np.zeros(num_devices + ONE, np.uint32)
+    queue = np.empty(n if strict else ZERO, np.uint32)
+    head = np.empty(num_devices, np.uint32)
+
+    # streamed parameters: the edges to fetch for each op (a list), the streamed consumers of each device
+    num_edges = U(len(consumer))
+    fetch_first = np.empty(n if streams else ZERO, np.int64)
+    fetch_next = np.empty(num_edges if streams else ZERO, np.int64)
+    edge_tensor = np.empty(num_edges if streams else ZERO, np.uint32)
+    stream_ptr = np.zeros(num_devices + ONE, np.uint32)
+    stream = np.empty(n if streams else ZERO, np.uint32)
+    stream_at = np.empty(n if streams else ZERO, np.uint32)
+    fetching = np.empty(n if streams else ZERO, np.uint32)  # ops whose fetch window has just opened
+
+    # memory: readers left per (tensor, device), releases waiting for a send to end, buffers waiting for it to begin
+    tracked_tensors, tracked_edges = ZERO, ZERO
+    if peaks is not None:
+        tracked_tensors, tracked_edges = num_tensors, num_edges
+    readers = np.empty(tracked_tensors * num_devices, np.int32)
+    held_until = np.empty(tracked_tensors)
+    release_key = np.empty(num_devices * (tracked_tensors + PAD))
+    release_tensor = np.empty(num_devices * (tracked_tensors + PAD), np.uint32)
+    release_size = np.zeros(num_devices, np.uint64)
+    next_in = np.empty(tracked_edges, np.int64)
+    link_head = np.empty(num_devices * num_devices, np.int64)
+    link_tail = np.empty(num_devices * num_devices, np.int64)
+    next_alloc = np.empty(num_devices)
+    used = np.empty(num_devices)
+    peak = np.empty(num_devices)
+    counted = np.empty(num_devices)  # the time up to which memory is accounted
+
+    for i in range(len(heap_key)):
+        heap_key[i] = INF
+    for i in range(len(release_key)):
+        release_key[i] = INF
+    for d in range(num_devices):
+        summary[d * (summaries + ONE) + summaries] = ONE
+    if streams:
+        for k in range(num_tensors):
+            for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
+                edge_tensor[e] = k
+    return _run_rows(
+        op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
+        producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
+        strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_from,
+        sent_to, sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word,
+        sequence, place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running,
+        work_left, free, model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor,
+        stream_ptr, stream, stream_at, fetching, readers, held_until, release_key, release_tensor, release_size,
+        next_in, link_head, link_tail, next_alloc, used, peak, counted,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def run_sequential(
+    op, seconds, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs, producer, resident,
+    scratch, latency, per_byte, num_devices, num_models, rows, per_edge, values, track, peaks,
+    record, start, finish, sent_tensor, sent_reader, sent_from, sent_to, sent_start, sent_end,
+):  # fmt: skip
+    """One op or transfer at a time over the whole cluster: ops by priority, each after the inputs that it lacks.
+
+    Arguments and results as for `run`.
+    """
+    n, num_tensors = U(len(op)), U(len(size))
+    log = track or record
+    place = np.empty(n, np.uint16)
+    is_stored = np.zeros(n, np.bool_)
+    here = np.empty(num_tensors * num_devices, np.bool_)  # whether a device has a tensor
+    readers = np.empty(num_tensors * num_devices, np.int32)  # consumers left per (tensor, device)
+    sends_left = np.empty(num_tensors, np.int32)
+    model_end = np.empty(num_models)
+    used = np.empty(num_devices)
+    peak = np.empty(num_devices)
+    counted = np.empty(num_devices)
+    for j in range(len(stored)):
+        is_stored[U(stored[j])] = True
+
+    sends = ZERO
+    for b in range(rows.shape[0]):
+        row = rows[b]
+        for d in range(num_devices):
+            used[d] = 0.0
+            counted[d] = 0.0
+        for i in range(n):
+            place[i] = row[op[i]]
+            used[U(place[i])] += resident[i]
+        for d in range(num_devices):
+            peak[d] = used[d]
+        for m in range(num_models):
+            model_end[m] = 0.0
+        for j in range(len(here)):
+            here[j] = False
+            readers[j] = 0
+        for k in range(num_tensors):
+            home = U(place[U(producer[k])])
+            sends_left[k] = 0
+            for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
+                d = U(place[U(consumer[e])])
+                if d != home and (per_edge or readers[k * num_devices + d] == 0):
+                    sends_left[k] += np.int32(1)
+                readers[k * num_devices + d] += np.int32(1)
+            here[k * num_devices + home] = True
+            if is_stored[U(producer[k])]:
+                readers[k * num_devices + home] += np.int32(1)  # one that never ends
+        sends = ZERO
+        now = 0.0
+        for i in range(n):
+            d = U(place[i])
+            if is_stored[i]:
+                if record:
+                    start[i] = 0.0
+                    finish[i] = 0.0
+                continue
+            for j in range(U(input_ptr[i]), U(input_ptr[i + ONE])):
+                k = U(inputs[j])
+                home = U(place[U(producer[k])])
+                if home == d or (here[k * num_devices + d] and not per_edge):
+                    continue
+                here[k * num_devices + d] = True
+                begins = now
+                link = home * num_devices + d
+                now = begins + (latency[link] + size[k] * per_byte[link])
+                if log:
+                    sent_tensor[sends] = k
+                    sent_reader[sends] = i
+                    sent_from[sends] = home
+                    sent_to[sends] = d
+                    sent_start[sends] = begins
+                    sent_end[sends] = now
+                    sends += ONE
+                sends_left[k] -= np.int32(1)
+                if track:
+                    if begins > counted[d]:
+                        peak[d] = max(peak[d], used[d])
+                        counted[d] = begins
+                    used[d] += size[k]
+                    if sends_left[k] == 0 and readers[k * num_devices + home] == 0:
+                        if now > counted[home]:
+                            peak[home] = max(peak[home], used[home])
+                            counted[home] = now
+                        used[home] -= size[k]
+            if record:
+                start[i] = now
+            if track:
+                if now > counted[d]:
+                    peak[d] = max(peak[d], used[d])
+                    counted[d] = now
+                used[d] += scratch[i]
+                for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
+                    used[d] += size[k]
+            now = now + seconds[i * num_devices + d]
+            model_end[U(model[i]) if num_models > 1 else ZERO] = now
+            if record:
+                finish[i] = now
+            if track:
+                if now > counted[d]:
+                    peak[d] = max(peak[d], used[d])
+                    counted[d] = now
+                used[d] -= scratch[i]
+                for j in range(U(input_ptr[i]), U(input_ptr[i + ONE])):
+                    k = U(inputs[j])
+                    home = U(place[U(producer[k])])
+                    left = readers[k * num_devices + d] - np.int32(1)
+                    readers[k * num_devices + d] = left
+                    if (home == d and left == 0 and sends_left[k] == 0) or (home != d and (left == 0 or per_edge)):
+                        used[d] -= size[k]
+        total = 0.0
+        for m in range(num_models):
+            total += model_end[m]
+        values[b] = total
+        if track:
+            for d in range(num_devices):
+                peaks[b, d] = max(peak[d], used[d])
     return sends

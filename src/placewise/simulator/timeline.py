@@ -19,6 +19,7 @@ class Transfers:
     """One row per transfer, by booking order."""
 
     tensor: Ints
+    reader: Ints  # the op that it is sent for (the most urgent of those that read it there)
     source: Ints
     target: Ints
     start: Floats
@@ -97,5 +98,7 @@ class Timeline:
             until = end if unread else max(last_read[t], last_send[t])
             found.append((self.start[op], until, graph.tensor_bytes[t]))
         for i in np.flatnonzero(moving.target == device).tolist():
-            found.append((moving.start[i], last_read[moving.tensor[i]], graph.tensor_bytes[moving.tensor[i]]))
+            one_reader = self.problem.execution.sends == "edge"
+            until = self.finish[moving.reader[i]] if one_reader else last_read[moving.tensor[i]]
+            found.append((moving.start[i], until, graph.tensor_bytes[moving.tensor[i]]))
         return found

@@ -1,0 +1,263 @@
+"""What files may hold, as pydantic models, and how a file that holds something else is told so in one line.
+
+Imported only when a file is read, because pydantic takes a while to import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from placewise.errors import InvalidInput
+from placewise.problem import Execution
+from placewise.quantities import parse_quantity
+
+
+class _Object(BaseModel):
+    """Strict: text or true is not a number; a key that means nothing here is probably a typo of one that does."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Size = Annotated[float, Field(ge=0)]
+Phase = Literal["forward", "backward", "update"]
+Label = Literal["given", "modelled", "measured"]
+
+
+def _quantity(dimension: str, *, null: float | None = None) -> PlainValidator:
+    """A number or a text with a unit; `null` is what null stands for, where it may stand."""
+
+    def read(value: Any) -> float:
+        if value is None and null is not None:
+            return null
+        try:
+            return parse_quantity(value, dimension)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
+
+    return PlainValidator(read)
+
+
+Memory = Annotated[float, _quantity("bytes", null=math.inf)]
+Bandwidth = Annotated[float, _quantity("bytes per second", null=math.inf)]
+Rate = Annotated[float, _quantity("FLOP per second", null=math.inf)]
+Seconds = Annotated[float, _quantity("seconds")]
+
+
+# ---- graphs ------------------------------------------------------------------------------------------------------------
+
+
+class Ops(_Object):
+    """One list per property, with one entry per op; a property that is missing has its default everywhere."""
+
+    name: list[str]
+    kind: list[str] | None = None
+    dtype: list[str] | None = None
+    module: list[str] | None = None
+    flops: list[Size] | None = None
+    bytes_accessed: list[Size] | None = None
+    scratch: list[Size] | None = None
+    resident: list[Size] | None = None
+    phase: list[Phase] | None = None
+    model: list[Count] | None = None
+    group: list[Annotated[int, Field(ge=-1, lt=2**31 - 1)]] | None = None
+
+
+class Tensors(_Object):
+    """Who makes each tensor, how large it is, and who reads it: ops by their position."""
+
+    producer: list[Count] = []
+    bytes: list[Size] = []
+    consumers: list[list[Count]] = []
+
+
+class GraphData(_Object):
+    """A `Graph`."""
+
+    name: str = "graph"
+    models: list[str] | None = None
+    ops: Ops
+    tensors: Tensors = Tensors()
+
+
+# ---- clusters ----------------------------------------------------------------------------------------------------------
+
+
+class DeviceData(_Object):
+    """A `Device`."""
+
+    name: str
+    kind: str = "gpu"
+    memory: Memory = math.inf
+    flops: dict[str, Rate] = {}
+    bandwidth: Bandwidth = math.inf
+    launch: Seconds = 0.0
+    copies: bool = True
+
+
+class LinkData(_Object):
+    """One direction (`from`, `to`), both directions between the devices of a list, or all pairs not given elsewhere."""
+
+    source: str | None = Field(None, alias="from")
+    target: str | None = Field(None, alias="to")
+    between: Any = None
+    bandwidth: Bandwidth = math.inf
+    latency: Seconds = 0.0
+    via: list[str] = []
+
+    @field_validator("between")
+    @classmethod
+    def _known_form(cls, value: Any) -> Any:
+        is_list = isinstance(value, list) and len(value) > 1 and all(isinstance(name, str) for name in value)
+        if value != "all" and not is_list:
+            raise ValueError(f"must be 'all' or a list of device names, found {_shown(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _has_ends(self) -> LinkData:
+        one_way = (self.source is not None, self.target is not None)
+        if one_way != ((True, True) if self.between is None else (False, False)):
+            raise ValueError("give either 'between', or 'from' and 'to'")
+        return self
+
+
+class ClusterData(_Object):
+    """A `Cluster`. Links grow with the square of the devices, hence the limit."""
+
+    name: str = "cluster"
+    devices: list[DeviceData] = Field(max_length=1024)
+    links: list[LinkData] = []
+
+
+# ---- problems and plans ------------------------------------------------------------------------------------------------
+
+
+class CostsData(_Object):
+    """`Costs`, one column per device; null where the device cannot run the op. One label, or columns of `labels`."""
+
+    seconds: dict[str, list[Size | None]]
+    label: Label = "given"
+    labels: dict[str, list[Label]] | None = None
+
+
+class ConstraintsData(_Object):
+    """The constraints of a `Problem`."""
+
+    pins: dict[str, str] = {}
+    forbidden: list[str] = []
+    contiguous: bool = False
+    max_devices: int | None = None
+
+
+_HINTS = get_type_hints(Execution)
+ExecutionData: Any = create_model(
+    "ExecutionData", __base__=_Object, **{f.name: (_HINTS[f.name], f.default) for f in fields(Execution)}
+)
+
+
+class ProblemData(_Object):
+    """A `Problem`; without costs it has those of the roofline model."""
+
+    graph: GraphData
+    cluster: ClusterData
+    costs: CostsData | None = None
+    objective: str = "latency"
+    execution: ExecutionData = ExecutionData()
+    constraints: ConstraintsData = ConstraintsData()
+
+
+class Digests(_Object):
+    """Of the parts of the problem, so that an edited file is noticed."""
+
+    graph: str
+    cluster: str
+    costs: str
+
+
+class PlanData(_Object):
+    """A `Plan`: devices by name in the order of the ops, `order` by the positions of ops."""
+
+    problem: ProblemData
+    digests: Digests
+    devices: list[str]
+    order: list[Count] | None
+    value: Size
+    lower_bound: Size
+    planner: str
+    version: str
+    seed: int
+    options: dict[str, Any]
+    seconds: Size
+    evaluations: int
+    stopped: str
+    history: list[Annotated[tuple[Size, int, Size | None], Field(strict=False)]]  # JSON has lists, not tuples
+
+
+# ---- one clear line ----------------------------------------------------------------------------------------------------
+
+D = TypeVar("D", bound=BaseModel)
+
+
+def validated(schema: type[D], data: Any, file: str) -> D:
+    """The data as the schema has it, or an error like `plan.json: problem.graph.ops.flops[12]: must be ...`."""
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).lstrip(".")
+        others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise InvalidInput(f"{file}: {place}: {_complaint(first)}{others}") from None
+
+
+_COMPLAINTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "greater_than_equal": lambda limit: f"must be {limit['ge']:g} or more",
+    "less_than": lambda limit: f"must be below {limit['lt']}",
+    "finite_number": lambda _: "must be finite",
+    "float_type": lambda _: "must be a number",
+    "int_type": lambda _: "must be a whole number",
+    "bool_type": lambda _: "must be true or false",
+    "string_type": lambda _: "must be text in quotes",
+    "list_type": lambda _: "must be a list",
+    "dict_type": lambda _: "must be an object with keys",
+    "model_type": lambda _: "must be an object with keys",
+    "literal_error": lambda limit: f"must be {limit['expected']}",
+}
+
+
+def _complaint(error: Any) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        return "is not a known key"
+    if kind == "value_error":  # ours, and it quotes what it found
+        return str(context["error"])
+    if kind in _COMPLAINTS:
+        return f"{_COMPLAINTS[kind](context)}, found {_shown(error['input'])}"
+    return str(error["msg"])
+
+
+def _shown(value: Any) -> str:
+    """A short text for a value of any size."""
+    if isinstance(value, (list, dict)):
+        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    text = {True: "true", False: "false", None: "null"}.get(value) if value in (True, False, None) else None
+    text = text if isinstance(value, (bool, type(None))) else repr(value)
+    assert text is not None
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,241 @@
+"""Tables for people: at most 80 columns, in Markdown, so that they read well in a terminal and in an issue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import fill
+
+from rich.cells import cell_len, set_cell_size
+
+from placewise.planners import PlannerInfo
+from placewise.plans import Plan
+from placewise.quantities import format_bytes, format_seconds
+from placewise.report.explain import KINDS, Explanation, Move
+from placewise.simulator import Timeline
+
+WIDTH = 80
+SHOWN = 12  # stretches of the chain
+
+
+def table(header: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
+    """Rows under a header; `align` has one letter per column ("l" or "r"). Text is cut where a line gets too long."""
+    lines = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(cell_len(line[c]) for line in lines) for c in range(len(header))]
+    while 3 * len(widths) + 1 + sum(widths) > WIDTH:
+        widths[max((c for c in range(len(widths)) if align[c] == "l"), key=lambda c: widths[c])] -= 1
+    rule = ["-" * width if a == "l" else "-" * (width - 1) + ":" for a, width in zip(align, widths, strict=True)]
+    return "\n".join("| " + " | ".join(map(_fit, line, widths, align)) + " |" for line in (lines[0], rule, *lines[1:]))
+
+
+def printable(text: str) -> str:
+    """A name on one line, whatever characters it has; a bar would end the table's cell."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).replace("|", "\\|")
+
+
+def _fit(cell: str, width: int, align: str) -> str:
+    """The cell in exactly `width` columns; what is too long loses its middle, for both ends of a name tell much."""
+    if cell_len(cell) > width:
+        head = max(0, (width - 3) // 2)
+        cell = set_cell_size(cell, head) + "..." + cell[len(cell) - (width - 3 - head) :]
+    if cell_len(cell) > width:  # wide characters at the end
+        cell = set_cell_size(cell, width)
+    padding = " " * (width - cell_len(cell))
+    return cell + padding if align == "l" else padding + cell
+
+
+# ---- plans and timelines ---------------------------------------------------------------------------------------------
+
+
+def describe_plan(plan: Plan) -> str:
+    """What `placewise plan` prints."""
+    return f"{headline(plan)}\n\n{device_table(plan.timeline)}"
+
+
+def headline(plan: Plan) -> str:
+    """What it is, what it is worth, and how far from the best."""
+    problem = plan.problem
+    title = printable(f"{problem.graph.name} on {problem.cluster.name}")
+    gap = "proven optimal" if plan.is_optimal else f"at most {plan.gap:.1%} above the best possible"
+    return "\n".join([
+        fill(f"{title}: {problem.objective} {format_seconds(plan.value)} by {printable(plan.planner)}", WIDTH),
+        fill(f"{gap[0].upper()}{gap[1:]} (lower bound {format_seconds(plan.lower_bound)}).", WIDTH),
+    ])  # fmt: skip
+
+
+def device_table(timeline: Timeline) -> str:
+    """What each device does and holds."""
+    rows = []
+    for d, device in enumerate(timeline.problem.cluster.devices):
+        memory, peak, busy = device.memory, float(timeline.peak[d]), float(timeline.busy[d])
+        rows.append([
+            device.name, str(int((timeline.placement == d).sum())), format_seconds(busy),
+            _share(busy, timeline.makespan), format_bytes(peak), format_bytes(memory), _share(peak, memory),
+        ])  # fmt: skip
+    return table(["device", "ops", "busy", "of run", "peak memory", "of memory", "full"], "lrrrrrr", rows)
+
+
+def describe_simulation(plan: Plan) -> str:
+    """What `placewise simulate` prints."""
+    timeline = plan.timeline
+    moved = f"{len(timeline.transfers)} transfers move {format_bytes(timeline.bytes_moved)}."
+    busy = timeline.channel_busy.tolist()
+    rows = [
+        [name, format_seconds(seconds), _share(seconds, timeline.makespan)]
+        for name, seconds in zip(timeline.problem.cluster.channels, busy, strict=True)
+        if seconds > 0
+    ]
+    parts = [headline(plan) + "\nFeasible: every constraint holds.", device_table(timeline), moved]
+    if rows:
+        parts.append(table(["channel", "busy", "of run"], "lrr", rows))
+    return "\n\n".join(parts)
+
+
+# ---- comparison ------------------------------------------------------------------------------------------------------
+
+
+def describe_comparison(outcomes: Mapping[str, Plan | str], one_device: float) -> str:
+    """What `placewise compare` prints: a plan, or the reason why there is none, for each planner."""
+    plans = sorted((found for found in outcomes.values() if isinstance(found, Plan)), key=lambda plan: plan.value)
+    bound = max((plan.lower_bound for plan in plans), default=0.0)
+    rows = []
+    for plan in plans:
+        mark = " *" if plan.value > one_device else ""
+        best = "best: " if plan is plans[0] else ""
+        rows.append([
+            best + plan.planner + mark, format_seconds(plan.value), f"{gap_to(bound, plan):.1%}",
+            fullest_device(plan.timeline), f"{plan.seconds:.1f}", f"{plan.evaluations:,}",
+        ])  # fmt: skip
+    reasons = {name: found for name, found in outcomes.items() if isinstance(found, str)}
+    rows += [[name, "-", "-", "-", "-", "-"] for name in reasons]
+    parts = [table(["planner", "value", "gap", "fullest device", "seconds", "evaluations"], "lrrlrr", rows)]
+    if plans:
+        problem = plans[0].problem
+        title = f"{problem.graph.name} on {problem.cluster.name}: {problem.objective} of {problem.num_ops} ops, "
+        title += f"{problem.num_devices} devices. No plan is below {format_seconds(bound)}."
+        parts.insert(0, fill(printable(title), WIDTH))
+    notes = [f"- {name}: {reason}" for name, reason in reasons.items()]
+    if any(plan.value > one_device for plan in plans):
+        notes.insert(0, f"* One device alone takes {format_seconds(one_device)}.")
+    if notes:
+        parts.append("\n".join(fill(printable(note), WIDTH, subsequent_indent="  ") for note in notes))
+    return "\n\n".join(parts)
+
+
+def gap_to(bound: float, plan: Plan) -> float:
+    """How far a plan is above a bound, as a share of its value."""
+    return max(0.0, 1.0 - bound / plan.value) if plan.value > 0 else 0.0
+
+
+def fullest_device(timeline: Timeline) -> str:
+    """The device with the least room left, as a share of its memory."""
+    capacity = timeline.problem.capacity
+    limited = [d for d in range(len(capacity)) if math.isfinite(capacity[d])]
+    if not limited:
+        d = int(timeline.peak.argmax())
+        return f"{timeline.problem.cluster.device_names[d]} {format_bytes(float(timeline.peak[d]))}"
+    d = max(limited, key=lambda d: timeline.peak[d] / capacity[d] if capacity[d] else 0.0)
+    return f"{timeline.problem.cluster.device_names[d]} {_share(float(timeline.peak[d]), float(capacity[d]))}"
+
+
+# ---- explanation -----------------------------------------------------------------------------------------------------
+
+
+def describe_explanation(plan: Plan, why: Explanation) -> str:
+    """What `placewise explain` prints."""
+    parts = [headline(plan), *([_loads(why)] if why.loads else _chain(why))]
+    busiest = [(name, seconds) for name, seconds in (why.busiest_device, why.busiest_channel) if seconds > 0]
+    busy = [f"{name} for {_share(seconds, plan.timeline.makespan)} of the run" for name, seconds in busiest]
+    rows = [
+        [name, format_seconds(part), _share(part, plan.value)]
+        for name, part in sorted(why.bound_parts.items(), key=lambda item: -item[1])
+    ]
+    parts.append(device_table(plan.timeline))
+    if busy:
+        parts.append(fill(printable(f"Busiest: {', '.join(busy)}."), WIDTH))
+    if rows:
+        parts.append(
+            "No plan can beat the largest of these lower bounds:\n\n"
+            + table(["bound", "time", "of value"], "lrr", rows)
+        )
+    return "\n\n".join(parts)
+
+
+def _loads(why: Explanation) -> str:
+    rows = [
+        [
+            load.where,
+            *map(format_seconds, (load.compute, load.transfer, load.total)),
+            "sets the pace" if load.sets_pace else "",
+        ]
+        for load in sorted(why.loads, key=lambda load: -load.total)
+    ]
+    header = ["per sample", "compute", "transfers", "load", "note"]
+    return "In a full pipeline the busiest device or channel sets the pace:\n\n" + table(header, "lrrrl", rows)
+
+
+def _chain(why: Explanation) -> list[str]:
+    """The last finish, explained: what kind of time, in which modules, in which order."""
+    total = sum(why.by_kind.values())
+    kinds = [[kind, format_seconds(why.by_kind[kind]), _share(why.by_kind[kind], total)] for kind in KINDS]
+    modules = [
+        [name, *(format_seconds(split.get(kind, 0.0)) for kind in KINDS), _share(sum(split.values()), total)]
+        for name, split in why.by_module.items()
+    ]
+    longest = sorted(sorted(range(len(why.stretches)), key=lambda i: -why.stretches[i].seconds)[:SHOWN])
+    steps = [
+        [format_seconds(s.start), s.kind, s.where, str(s.steps), format_seconds(s.seconds), _share(s.seconds, total)]
+        for s in (why.stretches[i] for i in longest)
+    ]
+    parts = ["The chain that ends last decides. Its time goes to:\n\n" + table(["kind", "time", "share"], "lrr", kinds)]
+    header = ["module", "compute", "transfer", "wait device", "wait channel", "share"]
+    parts.append("By module:\n\n" + table(header, "lrrrrr", modules))
+    title = (
+        "In order"
+        if len(longest) == len(why.stretches)
+        else f"The {SHOWN} longest of {len(why.stretches)} stretches, in order"
+    )
+    parts.append(f"{title}:\n\n" + table(["from", "kind", "where", "steps", "time", "share"], "rllrrr", steps))
+    return parts
+
+
+def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:
+    """What `placewise explain --op` adds: the plan's value with this op elsewhere."""
+    together = max(move.ops for move in moves)
+    title = f"{op} is on {next(move.device for move in moves if move.is_current)}"
+    title += f"; the {together} ops that share its device would move with it." if together > 1 else "."
+    rows = []
+    for move in moves:
+        change = (
+            "as planned"
+            if move.is_current
+            else "-"
+            if move.value is None
+            else f"{move.value / plan.value - 1:+.2%}"
+            if plan.value
+            else "0%"
+        )
+        rows.append([move.device, "-" if move.value is None else format_seconds(move.value), change, move.problem])
+    return fill(printable(title), WIDTH) + "\n\n" + table(["device", "value", "change", "note"], "lrrl", rows)
+
+
+def _share(part: float, whole: float) -> str:
+    return "-" if not math.isfinite(whole) or whole == 0 else f"{part / whole:.0%}"
+
+
+# ---- planners --------------------------------------------------------------------------------------------------------
+
+
+def describe_planners(infos: Mapping[str, PlannerInfo], why_not: Mapping[str, str | None]) -> str:
+    """What `placewise planners` prints; with `why_not`, whether each applies to a problem."""
+    blocks = []
+    for name, info in infos.items():
+        options = ", ".join(f"{key}={default}" for key, (_, default) in info.options.items())
+        lines = [info.summary, f"Minimises {', '.join(sorted(info.objectives))}."]
+        lines += [f"Options: {options}."] if options else []
+        if why_not:
+            lines.append("Applies." if why_not[name] is None else f"Does not apply: {why_not[name]}.")
+        blocks.append(
+            "\n".join([name, *(fill(line, WIDTH, initial_indent="  ", subsequent_indent="  ") for line in lines)])
+        )
+    return "\n".join(blocks)

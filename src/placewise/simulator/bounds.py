@@ -1,0 +1,347 @@
+"""How good any plan could be: lower bounds on the objective, so that a plan can say how far from the best it is.
+
+Three arguments, each valid for every feasible plan:
+
+- *path*: along a chain of ops, each on its best device and each change of device paid for, time only adds up;
+- *unit*: ops that must share a device run there one after another;
+- *area*: spread the work over the devices as thinly as their speeds and memories allow, as if ops could be cut up.
+
+The area is a linear programme. Its dual has one price per device for a second of its time and one for a byte of its
+memory, however many ops there are, and *any* prices prove a bound: at least what the ops cost where each is cheapest,
+less what the memory is worth. So the solver is only asked for good prices; what they prove is then added up over all
+ops, and neither its tolerances nor stopping early can make the bound wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from placewise.graph import Floats, Ints
+from placewise.problem import Problem
+
+Flags = NDArray[np.bool_]
+
+_GROUPS: Final = 128  # more units than this are priced in so many groups, by cutting planes
+_ROUNDS: Final = 20  # of cutting planes
+_CLOSE: Final = 1e-5  # relative gap at which prices are good enough
+_HIGHEST: Final = 1e6  # price of all bytes, in units of all work: keeps the solver's numbers sane
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No feasible plan has a smaller objective than `value`, the largest of the parts (seconds).
+
+    An infinite part named "memory" proves that there is no feasible plan.
+    """
+
+    value: float
+    parts: dict[str, float]
+
+
+def lower_bound(problem: Problem) -> Bound:
+    """The bound of a problem, computed once."""
+    if "bound" not in problem.derived:
+        parts = _parts(problem) if problem.num_ops else {}
+        problem.derived["bound"] = Bound(max(parts.values(), default=0.0), parts)
+    found: Bound = problem.derived["bound"]
+    return found
+
+
+def _parts(problem: Problem) -> dict[str, float]:
+    work = _work(problem)
+    if _overflows(work):
+        return {"memory": np.inf}
+    if problem.objective == "completion":
+        return _completion_parts(problem, work)
+    parts = {"unit": float(work.alone().max()), "area": _area(work)}
+    if problem.objective == "latency":
+        one_model = np.zeros_like(problem.graph.model)
+        parts["path"] = float(_longest_path_through(problem, work, one_model).max())
+    return parts
+
+
+def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
+    """The k-th model to finish does so no sooner than the k-th shortest alone, nor than the k least shares of the area."""
+    models = len(problem.graph.models)
+    alone, queue = np.zeros(models), np.zeros(models)
+    np.maximum.at(alone, work.model, work.alone())
+    np.maximum.at(alone, problem.graph.model, _longest_path_through(problem, work, problem.graph.model))
+    for m in np.unique(work.model) if models > 1 else ():
+        alone[m] = max(alone[m], _area(work.of_model(m)))
+    # Prices of memory are worth their while only once enough models share it; the first to finish do without.
+    for view in (work, replace(work, capacity=None)):
+        market = _market(view)
+        price = market.best_price()
+        share = np.bincount(work.model, market.cheapest(price)[1], models)
+        queue = np.maximum(queue, market.proved(price, np.cumsum(np.sort(share))))
+    alone.sort()
+    sums = {"alone": alone, "area": queue, "queue": np.maximum(alone, queue)}
+    return {name: float(ends.sum()) * (1.0 - work.slack) for name, ends in sums.items()}
+
+
+# ---- the work ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What is placed as a whole. An item is a unit; for `completion`, the ops of a unit that belong to one model."""
+
+    item: Ints  # [N] the item of each op
+    model: Ints  # [U]
+    seconds: Floats  # [phases, U, D] zero where the item may not run; two phases where each has its own busiest device
+    resident: Floats  # [U] bytes
+    may: Flags  # [U, D] where the item is allowed and its unit fits
+    capacity: Floats | None  # [D] bytes; None where memory is left out of account
+    sequential: bool
+    slack: float  # relative; above what rounding can amount to in sums over all ops, here and in the simulator
+
+    def alone(self) -> Floats:
+        """[U] seconds of each item on its fastest device."""
+        fastest: Floats = np.where(self.may, self.seconds.sum(axis=0), np.inf).min(axis=1)
+        return fastest * (1.0 - self.slack)
+
+    def of_model(self, model: int) -> _Work:
+        mine = self.model == model
+        return replace(
+            self, model=self.model[mine], seconds=self.seconds[:, mine], resident=self.resident[mine], may=self.may[mine]
+        )
+
+
+def _work(problem: Problem) -> _Work:
+    graph, unit = problem.graph, problem.unit
+    slack = 1e-12 + 4.0 * float(np.finfo(np.float64).eps) * (graph.num_ops + graph.num_edges)
+    model = graph.model if problem.objective == "completion" else np.zeros_like(graph.model)
+    key = unit.astype(np.int64) * len(graph.models) + model
+    first, item = np.unique(key, return_index=True, return_inverse=True)[1:]
+    seconds = np.where(problem.allowed & ~graph.is_stored[:, None], problem.seconds, 0.0)
+    two_phases = problem.objective == "throughput" and problem.execution.pipeline == "gpipe"
+    phases = [graph.phase == 0, graph.phase > 0] if two_phases else [graph.phase >= 0]
+    fits = problem.per_unit(graph.resident_bytes)[:, None] * (1.0 - slack) <= problem.capacity
+    return _Work(
+        item=item.astype(np.int32),
+        model=model[first],
+        seconds=np.stack([_sums(item, seconds * phase[:, None], len(first)) for phase in phases]),
+        resident=np.bincount(item, graph.resident_bytes, len(first)),
+        may=(problem.allowed & fits[unit])[first],
+        capacity=problem.capacity,
+        sequential=problem.execution.concurrency == "sequential",
+        slack=slack,
+    )
+
+
+def _sums(owner: NDArray[Any], values: Floats, count: int) -> Floats:
+    """[count, D] the rows of `values`, added up by owner."""
+    return np.stack([np.bincount(owner, column, count) for column in values.T], axis=1)
+
+
+# ---- path --------------------------------------------------------------------------------------------------------------
+
+
+def _longest_path_through(problem: Problem, work: _Work, model: Ints) -> Floats:
+    """[N] seconds that any plan needs from time zero, through each op, to the last op of its model that depends on it."""
+    graph, cluster = problem.graph, problem.cluster
+    position = np.empty(graph.num_ops, np.int32)
+    position[graph.topological_order] = np.arange(graph.num_ops, dtype=np.int32)
+    tensors = np.argsort(position[graph.tensor_producer], kind="stable")
+    seconds = np.where(graph.is_stored[:, None], 0.0, problem.seconds)
+    seconds = np.where(work.may[work.item], seconds, np.inf)
+    before, after = _path_kernel(
+        tensors, seconds, problem.unit, model, graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr,
+        graph.consumers, cluster.latency, cluster.seconds_per_byte,
+    )  # fmt: skip
+    through: Floats = (before + seconds + after).min(axis=1)
+    return through * (1.0 - work.slack)
+
+
+@njit(cache=True, nogil=True)
+def _path_kernel(tensors, seconds, unit, model, producer, size, consumer_ptr, consumers, latency, per_byte):  # type: ignore[no-untyped-def]
+    """(before, after) [N, D]: the least time from zero to an op's start, and from its end to its model's, if it runs there.
+
+    Every op chooses its best device for each neighbour separately, so no plan can be faster. Neighbours that must share
+    a device do. `tensors` are in the dataflow's order; an op's time is infinite where it may not run.
+    """
+    num_ops, num_devices = seconds.shape
+    before = np.zeros((num_ops, num_devices))
+    after = np.zeros((num_ops, num_devices))
+    transfer = np.empty((num_devices, num_devices))
+    arrival = np.empty(num_devices)
+
+    for i in range(len(tensors)):
+        t = tensors[i]
+        op = producer[t]
+        for d in range(num_devices):
+            arrival[d] = np.inf
+            for a in range(num_devices):
+                there = before[op, a] + seconds[op, a] + (latency[a, d] + size[t] * per_byte[a, d])
+                arrival[d] = min(arrival[d], there)
+        for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
+            reader = consumers[e]
+            together = unit[reader] == unit[op]
+            for d in range(num_devices):
+                there = before[op, d] + seconds[op, d] if together else arrival[d]
+                before[reader, d] = max(before[reader, d], there)
+
+    for i in range(len(tensors) - 1, -1, -1):
+        t = tensors[i]
+        op = producer[t]
+        for a in range(num_devices):
+            for d in range(num_devices):
+                transfer[a, d] = latency[a, d] + size[t] * per_byte[a, d]
+        for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
+            reader = consumers[e]
+            if model[reader] != model[op]:
+                continue
+            together = unit[reader] == unit[op]
+            for a in range(num_devices):
+                least = after[reader, a] + seconds[reader, a]
+                if not together:
+                    for d in range(num_devices):
+                        least = min(least, transfer[a, d] + seconds[reader, d] + after[reader, d])
+                after[op, a] = max(after[op, a], least)
+    return before, after
+
+
+# ---- area --------------------------------------------------------------------------------------------------------------
+
+
+def _area(work: _Work) -> float:
+    market = _market(work)
+    price = market.best_price()
+    return float(market.proved(price, market.cheapest(price)[1].sum()))
+
+
+def _overflows(work: _Work) -> bool:
+    """Whether the resident bytes cannot fit even cut up: at some prices they cost more than all memory is worth."""
+    if not work.may.any(axis=1).all():
+        return True
+    market = _market(work)
+    if len(market.amount) == len(work.seconds):  # memory cannot bind
+        return False
+    bytes_only = replace(
+        market, amount=market.amount[-1:], supply=market.supply[-1:], low=market.low[-1:],
+        high=np.minimum(market.high[-1:], 1.0), sums_to_one=market.sums_to_one[-1:],
+    )  # fmt: skip
+    price = bytes_only.best_price()
+    return bool(bytes_only.proved(price, bytes_only.cheapest(price)[1].sum()) > 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Market:
+    """The area's dual: prices [R, D] of resources on devices, and what they prove. Amounts are shares of a whole."""
+
+    amount: Floats  # [R, U, D] what an item takes of a resource on a device: its time in each phase, its bytes
+    supply: Floats  # [R, D] what there is of it; zero for time, which is what is minimised
+    low: Floats  # [R, D] the least price
+    high: Floats  # [R, D] the highest price
+    sums_to_one: Flags  # [R] whether prices do over the devices: the busiest has at least the weighted mean load
+    may: Flags  # [U, D]
+    seconds: float  # that a cost of one stands for
+    slack: float
+
+    def cheapest(self, price: Floats) -> tuple[NDArray[np.intp], Floats]:
+        """(device [U], cost [U]) where each item costs least."""
+        cost = np.where(self.may, np.einsum("rud,rd->ud", self.amount, price), np.inf)
+        device = cost.argmin(axis=1)
+        return device, cost[np.arange(len(cost)), device]
+
+    def proved(self, price: Floats, cost: Any) -> Any:
+        """Seconds that no plan of items with this total cost can beat."""
+        worth = (price * self.supply).sum()
+        return np.maximum(0.0, cost - worth - self.slack * (cost + worth)) * self.seconds
+
+    def best_price(self) -> Floats:
+        """Prices that prove nearly as much as any, by Kelley's cutting planes.
+
+        What a group of items costs is at most what it costs under any one assignment, which is linear in the prices.
+        The solver finds the best prices for the assignments seen so far; the cheapest assignment at these prices is
+        seen next. An item in a group of its own has all its assignments seen at the start: one round is exact.
+        """
+        resources, items, devices = self.amount.shape
+        group = self._groups()
+        best = np.where(self.sums_to_one[:, None], 1.0 / devices, self.low)
+        device, cost = self.cheapest(best)
+        most = cost.sum() - (best * self.supply).sum()
+        seen = [self._assigned(np.where(self.may[:, d], d, device), group) for d in range(devices)]
+        for _ in range(_ROUNDS):
+            found = self._solve(np.concatenate(seen), np.tile(np.arange(seen[0].shape[0]), len(seen)))
+            if found is None:
+                break
+            price, promised = found
+            device, cost = self.cheapest(price)
+            value = cost.sum() - (price * self.supply).sum()
+            if value > most:
+                best, most = price, value
+            if promised - most <= _CLOSE * abs(promised):
+                break
+            seen.append(self._assigned(device, group))
+        return best
+
+    def _groups(self) -> NDArray[np.int64]:
+        """[U] items with the same choice of devices and similar tastes are priced together."""
+        items, devices = self.may.shape
+        if items <= _GROUPS:
+            return np.arange(items)
+        time = np.where(self.may, self.amount[0], np.inf)
+        taste = self.amount[-1].max(axis=1) / (time.min(axis=1) + np.finfo(np.float64).tiny)
+        order = np.lexsort((taste, time.argmin(axis=1), self.may @ np.exp2(np.arange(devices))))
+        group = np.empty(items, np.int64)
+        group[order] = np.arange(items) * _GROUPS // items
+        return group
+
+    def _assigned(self, device: NDArray[np.intp], group: NDArray[np.int64]) -> Floats:
+        """[groups, R * D] what each group takes of each resource on each device, if its items are placed so."""
+        resources, items, devices = self.amount.shape
+        groups = int(group.max()) + 1
+        taken = self.amount[:, np.arange(items), device]
+        key = group * devices + device
+        tables = [np.bincount(key, row, groups * devices).reshape(groups, devices) for row in taken]
+        return np.concatenate(tables, axis=1)
+
+    def _solve(self, taken: Floats, group: NDArray[np.int64]) -> tuple[Floats, float] | None:
+        """(prices, what they promise) if the groups had no choice but what was seen; None where the solver gives up."""
+        from scipy import sparse
+        from scipy.optimize import linprog
+
+        resources, devices = self.low.shape
+        groups = int(group.max()) + 1
+        own = sparse.csr_array((np.ones(len(group)), (np.arange(len(group)), group)))
+        shared = np.flatnonzero(self.sums_to_one)
+        sums = np.repeat(np.eye(resources)[shared], devices, axis=1)
+        free = np.full(groups, np.inf)
+        solution = linprog(
+            c=np.concatenate([self.supply.ravel(), -np.ones(groups)]),
+            A_ub=sparse.hstack([sparse.csr_array(-taken), own]),
+            b_ub=np.zeros(len(taken)),
+            A_eq=np.pad(sums, ((0, 0), (0, groups))),
+            b_eq=np.ones(len(shared)),
+            bounds=np.stack([np.append(self.low, -free), np.append(self.high, free)], axis=1),
+            method="highs",
+        )
+        if solution.status != 0:
+            return None
+        price = np.clip(solution.x[: self.low.size].reshape(self.low.shape), self.low, self.high)
+        price[shared] /= price[shared].sum(axis=1, keepdims=True)
+        return price, -float(solution.fun)
+
+
+def _market(work: _Work) -> _Market:
+    """Time on every device has a price, or costs its own length where all devices take turns; so have scarce bytes."""
+    phases, items, devices = work.seconds.shape
+    total = float(work.alone().sum()) or float(work.seconds.sum()) or 1.0
+    amount, supply = work.seconds / total, np.zeros((phases, devices))
+    low, high = np.full_like(supply, work.sequential), np.ones_like(supply)
+    sums_to_one = np.full(phases, not work.sequential)
+    stored = float(work.resident.sum())
+    if work.capacity is not None and stored > work.capacity.min():
+        limited = np.isfinite(work.capacity)
+        amount = np.append(amount, np.broadcast_to(work.resident[:, None] / stored, (1, items, devices)), axis=0)
+        supply = np.append(supply, [np.where(limited, work.capacity, 0.0) / stored], axis=0)
+        low = np.append(low, np.zeros((1, devices)), axis=0)
+        high = np.append(high, [np.where(limited, _HIGHEST, 0.0)], axis=0)
+        sums_to_one = np.append(sums_to_one, False)
+    return _Market(amount, supply, low, high, sums_to_one, work.may, total, work.slack)

@@ -1,0 +1,198 @@
+"""What limits a plan: small cases by hand, and on random ones the chain must tile the run without a gap."""
+
+import numpy as np
+import pytest
+
+from placewise.cluster import Cluster, Device, Link, full_mesh
+from placewise.costs import Costs
+from placewise.graph import Graph, GraphBuilder
+from placewise.problem import Execution, Problem
+from placewise.report.explain import critical_chain, explain, moves_of, pipeline_loads
+from placewise.simulator import simulate, violations
+from placewise.simulator.arrays import priority_order
+
+
+def a_problem(graph: Graph, seconds, cluster: Cluster, **settings) -> Problem:
+    return Problem(graph, cluster, Costs.create(seconds), **settings)
+
+
+def two_devices(**device) -> Cluster:
+    return full_mesh([Device("a", **device), Device("b", **device)], bandwidth=1.0)
+
+
+def test_a_chain_over_two_devices_is_compute_and_transfer():
+    build = GraphBuilder("chain")
+    (x,) = build.op("x", kind="op", outputs=[3.0], op_modules="net.0")
+    build.op("y", kind="op", inputs=[x], op_modules="net.1")
+    problem = a_problem(build.graph(), [[1, 1], [2, 2]], two_devices())
+    chain = critical_chain(simulate(problem, [0, 1]))
+    assert [(s.kind, s.where, s.start, s.finish, s.op) for s in chain] == [
+        ("compute", "a", 0.0, 1.0, 0),
+        ("transfer", "a->b", 1.0, 4.0, 0),
+        ("compute", "b", 4.0, 6.0, 1),
+    ]
+    why = explain(simulate(problem, [0, 1]))
+    assert why.by_kind == {"compute": 3.0, "transfer": 3.0, "waiting for device": 0.0, "waiting for channel": 0.0}
+    assert list(why.by_module) == ["net.*"]
+    assert why.busiest_device == ("b", 2.0)
+    assert why.busiest_channel == ("a->b", 3.0)
+    assert not why.loads
+
+
+def test_a_wait_for_the_device_names_who_had_it():
+    graph = Graph.create(op_names=["first", "second"])
+    chain = critical_chain(simulate(a_problem(graph, [[5], [1]], full_mesh([Device("a")])), [0, 0]))
+    # Equal claims: the longer op has the higher priority, so the shorter one waits.
+    assert [(s.kind, s.seconds, s.op, s.behind) for s in chain] == [
+        ("waiting for device", 5.0, 1, 0),
+        ("compute", 1.0, 1, None),
+    ]
+
+
+def test_a_wait_for_the_channel_names_who_had_it():
+    """Two producers finish together; their outputs share the bus, so one waits for the other."""
+    build = GraphBuilder("bus")
+    (x,) = build.op("x", kind="op", outputs=[4.0])
+    (y,) = build.op("y", kind="op", outputs=[4.0])
+    build.op("z", kind="op", inputs=[x, y])
+    names = "abc"
+    links = tuple(Link(s, t, 1.0, via=("bus",)) for s in names for t in names if s != t)
+    cluster = Cluster(tuple(Device(n) for n in names), links)
+    timeline = simulate(a_problem(build.graph(), np.ones((3, 3)), cluster), [0, 1, 2])
+    chain = critical_chain(timeline)
+    assert [(s.kind, s.seconds) for s in chain] == [
+        ("compute", 1.0),
+        ("waiting for channel", 4.0),
+        ("transfer", 4.0),
+        ("compute", 1.0),
+    ]
+    wait = chain[1]
+    assert {wait.op, wait.behind} == {0, 1}
+
+
+def test_a_streamed_parameter_waits_for_room_to_be_fetched():
+    """Four layers stream their weights, one ahead: each fetch begins when the layer before the last is done."""
+    build = GraphBuilder("offload")
+    (x,) = build.op("x", kind="input", outputs=[0.0])
+    for i in range(4):
+        (weight,) = build.op(f"w{i}", kind="parameter", outputs=[10.0])
+        (x,) = build.op(f"layer{i}", kind="op", inputs=[x, weight], outputs=[0.0])
+    graph = build.graph()
+    seconds = np.where(np.array(graph.op_kinds) == "op", 1.0, 0.0)[:, None] * np.ones((1, 2))
+    problem = a_problem(graph, seconds, two_devices(), execution=Execution(prefetch=1))
+    placement = graph.is_stored.astype(np.int32)
+    timeline = simulate(problem, placement)
+    assert timeline.value == 44.0
+    assert [s.kind for s in critical_chain(timeline)] == ["transfer", "compute"] * 4
+
+
+SETTINGS = [
+    Execution(),
+    Execution(contention="none"),
+    Execution(sends="edge"),
+    Execution(concurrency="sequential"),
+    Execution(prefetch=1),
+    Execution(memory="static"),
+]
+
+
+def random_case(seed: int, execution: Execution, objective: str = "latency") -> tuple[Problem, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    ops, devices = int(rng.integers(1, 25)), int(rng.integers(1, 4))
+    build = GraphBuilder("random")
+    tensors = []
+    stored = []
+    for i in range(ops):
+        is_stored = rng.random() < 0.2
+        readable = [t for t in tensors if rng.random() < 0.2]
+        outputs = rng.integers(0, 9, int(rng.integers(1, 3))).astype(float)
+        kind = "parameter" if is_stored else "op"
+        tensors += build.op(
+            f"op{i}", kind=kind, inputs=[] if is_stored else readable, outputs=list(outputs),
+            op_modules=f"layer.{i % 5}.{'ab'[i % 2]}", phase=int(objective == "throughput" and i > ops / 2),
+        )  # fmt: skip
+        stored.append(is_stored)
+    names = [f"d{d}" for d in range(devices)]
+    links = [
+        Link(s, t, float(rng.integers(1, 4)), float(rng.integers(0, 2)), ("bus",) if rng.random() < 0.5 else ())
+        for s in names
+        for t in names
+        if s != t
+    ]
+    seconds = rng.integers(0, 5, (ops, devices)) * ~np.array(stored)[:, None]
+    cluster = Cluster(tuple(Device(n) for n in names), tuple(links))
+    problem = a_problem(build.graph(), seconds, cluster, execution=execution, objective=objective)
+    return problem, rng.integers(0, devices, ops).astype(np.int32)
+
+
+@pytest.mark.parametrize("execution", SETTINGS, ids=lambda e: repr(e)[10:60])
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_chain_tiles_the_run(execution: Execution, strict: bool):
+    for seed in range(200):
+        problem, placement = random_case(seed, execution)
+        timeline = simulate(problem, placement, priority_order(problem) if strict else None)
+        chain = critical_chain(timeline)
+        times = [0.0, *(step.finish for step in chain)]
+        assert times[:-1] == [step.start for step in chain], f"seed {seed}"
+        assert times[-1] == timeline.makespan, f"seed {seed}"
+        assert all(
+            step.behind is not None for step in chain if step.kind.startswith("waiting")
+        ), f"seed {seed}: a wait for nobody"
+
+
+def test_sums_agree_with_the_chain():
+    problem, placement = random_case(3, Execution())
+    timeline = simulate(problem, placement)
+    why = explain(timeline)
+    assert sum(why.by_kind.values()) == pytest.approx(timeline.makespan)
+    assert sum(sum(split.values()) for split in why.by_module.values()) == pytest.approx(timeline.makespan)
+    assert sum(s.seconds for s in why.stretches) == pytest.approx(timeline.makespan)
+    assert sum(s.steps for s in why.stretches) == len(why.chain)
+    assert max(why.bound_parts.values()) <= timeline.value * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
+def test_the_load_that_sets_the_pace_is_the_value(overlap: bool, pipeline: str):
+    for seed in range(50):
+        problem, placement = random_case(seed, Execution(overlap=overlap, pipeline=pipeline), "throughput")
+        timeline = simulate(problem, placement)
+        pace = [load for load in pipeline_loads(timeline) if load.sets_pace]
+        distinct = {load.where.partition(" ")[2]: load.total for load in pace}
+        assert sum(distinct.values()) == pytest.approx(timeline.value), f"seed {seed}"
+
+
+def test_a_pipeline_is_explained_by_loads_alone():
+    problem, placement = random_case(7, Execution(), "throughput")
+    why = explain(simulate(problem, placement))
+    assert why.loads
+    assert not why.chain
+    assert not why.by_module
+
+
+def test_moves_are_simulated_with_the_whole_unit():
+    build = GraphBuilder("unit")
+    (x,) = build.op("x", kind="op", outputs=[3.0], group=0)
+    build.op("y", kind="op", inputs=[x], group=0)
+    problem = a_problem(build.graph(), [[1, 4], [2, 4]], two_devices())
+    here, there = moves_of(simulate(problem, [0, 0]), 1)
+    assert (here.device, here.value, here.is_current, here.ops) == ("a", 3.0, True, 2)
+    assert (there.device, there.value, there.is_current, there.problem) == ("b", 8.0, False, "")
+
+
+def test_a_move_that_breaks_a_constraint_says_which():
+    graph = Graph.create(op_names=["x", "y"], resident=[6.0, 6.0])
+    problem = a_problem(graph, [[1, 1], [1, 1]], two_devices(memory=10.0), pins={"x": "a"})
+    timeline = simulate(problem, [0, 1])
+    crowded, current = moves_of(timeline, 1)
+    assert crowded.value is None
+    assert crowded.problem == violations(problem, [0, 0])[0]
+    assert current.value == 1.0
+    assert "may not run on b" in moves_of(timeline, 0)[1].problem
+
+
+def test_nothing_to_do():
+    problem = a_problem(Graph.create(op_names=[]), np.zeros((0, 2)), two_devices())
+    why = explain(simulate(problem, np.zeros(0, np.int32)))
+    assert why.chain == ()
+    assert sum(why.by_kind.values()) == 0

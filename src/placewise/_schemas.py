@@ -5,24 +5,14 @@ Imported only when a file is read, because pydantic takes a while to import.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, field_validator, model_validator
 
 from placewise.errors import InvalidInput
-from placewise.problem import Execution
 from placewise.quantities import parse_quantity
 
 
@@ -110,7 +100,7 @@ class DeviceData(_Object):
 
 
 class LinkData(_Object):
-    """One direction (`from`, `to`), both directions between the devices of a list, or all pairs not given elsewhere."""
+    """One direction (`from`, `to`), both directions between two devices, or every pair not given elsewhere."""
 
     source: str | None = Field(None, alias="from")
     target: str | None = Field(None, alias="to")
@@ -122,9 +112,9 @@ class LinkData(_Object):
     @field_validator("between")
     @classmethod
     def _known_form(cls, value: Any) -> Any:
-        is_list = isinstance(value, list) and len(value) > 1 and all(isinstance(name, str) for name in value)
-        if value != "all" and not is_list:
-            raise ValueError(f"must be 'all' or a list of device names, found {_shown(value)}")
+        is_pair = isinstance(value, list) and len(value) == 2 and all(isinstance(name, str) for name in value)
+        if value != "all" and not is_pair:
+            raise ValueError(f"must be 'all' or a list of two device names, found {_shown(value)}")
         return value
 
     @model_validator(mode="after")
@@ -160,13 +150,20 @@ class ConstraintsData(_Object):
     pins: dict[str, str] = {}
     forbidden: list[str] = []
     contiguous: bool = False
-    max_devices: int | None = None
+    max_devices: Count | None = None
 
 
-_HINTS = get_type_hints(Execution)
-ExecutionData: Any = create_model(
-    "ExecutionData", __base__=_Object, **{f.name: (_HINTS[f.name], f.default) for f in fields(Execution)}
-)
+class ExecutionData(_Object):
+    """An `Execution`, which itself says what each text may be."""
+
+    concurrency: str = "parallel"
+    contention: str = "channel"
+    sends: str = "tensor"
+    memory: str = "live"
+    prefetch: Count = 2
+    overlap: bool = True
+    staged: bool = False
+    pipeline: str = "1f1b"
 
 
 class ProblemData(_Object):
@@ -202,7 +199,7 @@ class PlanData(_Object):
     seed: int
     options: dict[str, Any]
     seconds: Size
-    evaluations: int
+    evaluations: Annotated[int, Field(ge=0)]
     stopped: str
     history: list[Annotated[tuple[Size, int, Size | None], Field(strict=False)]]  # JSON has lists, not tuples
 
@@ -212,15 +209,15 @@ class PlanData(_Object):
 D = TypeVar("D", bound=BaseModel)
 
 
-def validated(schema: type[D], data: Any, file: str) -> D:
-    """The data as the schema has it, or an error like `plan.json: problem.graph.ops.flops[12]: must be ...`."""
+def validated(schema: type[D], data: Any) -> D:
+    """The data as the schema has it, or an error like `problem.graph.ops.flops[12]: must be 0 or more, found -3`."""
     try:
         return schema.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).lstrip(".")
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])[1:]
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidInput(f"{file}: {place}: {_complaint(first)}{others}") from None
+        raise InvalidInput(f"{place or 'the content'}: {_complaint(first)}{others}") from None
 
 
 _COMPLAINTS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -253,11 +250,9 @@ def _complaint(error: Any) -> str:
 
 def _shown(value: Any) -> str:
     """A short text for a value of any size."""
-    if isinstance(value, (list, dict)):
-        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
-    if isinstance(value, int) and abs(value) >= 10**30:
-        return "a number of more than 30 digits"
-    text = {True: "true", False: "false", None: "null"}.get(value) if value in (True, False, None) else None
-    text = text if isinstance(value, (bool, type(None))) else repr(value)
-    assert text is not None
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -133,23 +133,26 @@ def _problem(
     ] = None,
 ) -> "Problem":
     """The problem that the options describe; what is not given is as the file has it."""
+    from dataclasses import replace
+
     from placewise.files import load_problem
     from placewise.quantities import parse_quantity
 
     limits = [_split(part, "--max-memory") for part in (max_memory or "").split(",") if part]
-    execution = {"contention": contention, "concurrency": concurrency}
-    return load_problem(
+    problem = load_problem(
         model,
         cluster,
         objective=objective,
-        execution={key: value for key, value in execution.items() if value is not None},
-        pins=dict(_split(text, "--pin") for text in pin or ()),
-        forbidden=tuple(forbid or ()),
-        contiguous=contiguous,
+        pins=dict(_split(text, "--pin") for text in pin) if pin else None,
+        forbidden=tuple(forbid) if forbid else None,
+        contiguous=contiguous or None,
         max_devices=max_devices,
         max_memory={device: parse_quantity(limit, "bytes") for device, limit in limits},
         place_parameters=place_parameters,
     )
+    settings = {"contention": contention, "concurrency": concurrency}
+    given = {name: value for name, value in settings.items() if value is not None}
+    return replace(problem, execution=replace(problem.execution, **given)) if given else problem
 
 
 def _split(text: str, option: str) -> tuple[str, str]:

@@ -27,14 +27,14 @@ def parse_quantity(text: str | float, dimension: str) -> float:
     """Read a number with an optional unit; a bare number is in SI units."""
     units = _UNITS[dimension]
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-        raise InvalidInput(f"{text!r} is not a number of {dimension}")
+        raise InvalidInput(f"{text!r:.60} is not a number of {dimension}")
     if isinstance(text, str):
         by_case = {unit.lower(): factor for unit, factor in units.items()}
         match = _NUMBER.match(text)
         factor = by_case.get(match[2].lower()) if match else None
         if match is None or factor is None:
             example = {"bytes": "24GiB", "bytes per second": "16GB/s", "seconds": "30s"}.get(dimension, "10TFLOPS")
-            raise InvalidInput(f"{text!r} is not a number of {dimension}; write it like {example!r}")
+            raise InvalidInput(f"{text!r:.60} is not a number of {dimension}; write it like {example!r}")
         value = float(match[1]) * factor
     else:
         try:
@@ -42,7 +42,7 @@ def parse_quantity(text: str | float, dimension: str) -> float:
         except OverflowError:
             raise InvalidInput(f"a number of {dimension} is too large: a number has at most 308 digits") from None
     if math.isnan(value) or value < 0:
-        raise InvalidInput(f"{text!r} is not a number of {dimension}: it must be zero or more")
+        raise InvalidInput(f"{text!r:.60} is not a number of {dimension}: it must be zero or more")
     return value
 
 

@@ -193,9 +193,10 @@ def _prefetch_windows(timeline: Timeline) -> dict[int, int]:
 
 
 def _previous_on_device(timeline: Timeline, op: int) -> int | None:
-    here = timeline.placement == timeline.placement[op]
-    before = np.flatnonzero(here & (timeline.finish == timeline.start[op]) & (timeline.start < timeline.start[op]))
-    return int(before[0]) if len(before) else None
+    just_done = (timeline.placement == timeline.placement[op]) & (timeline.finish == timeline.start[op])
+    just_done[op] = False
+    before = np.flatnonzero(just_done)
+    return int(before[timeline.start[before].argmin()]) if len(before) else None  # rather one that took time
 
 
 def _previous_on_channel(timeline: Timeline, i: int) -> int | None:

@@ -26,9 +26,10 @@ from placewise.problem import Problem
 
 Flags = NDArray[np.bool_]
 
-_GROUPS: Final = 128  # more units than this are priced in so many groups, by cutting planes
+_EXACT: Final = 512  # up to so many units, the area is solved in one go
+_GROUPS: Final = 64  # more are priced in so many groups, by cutting planes
 _ROUNDS: Final = 20  # of cutting planes
-_CLOSE: Final = 1e-5  # relative gap at which prices are good enough
+_CLOSE: Final = 1e-4  # relative gap at which prices are good enough
 _HIGHEST: Final = 1e6  # price of all bytes, in units of all work: keeps the solver's numbers sane
 
 
@@ -284,7 +285,7 @@ class _Market:
     def _groups(self) -> NDArray[np.int64]:
         """[U] items with the same choice of devices and similar tastes are priced together."""
         items, devices = self.may.shape
-        if items <= _GROUPS:
+        if items <= _EXACT:
             return np.arange(items)
         time = np.where(self.may, self.amount[0], np.inf)
         taste = self.amount[-1].max(axis=1) / (time.min(axis=1) + np.finfo(np.float64).tiny)

@@ -72,7 +72,7 @@ class Timeline:
         if self.problem.execution.memory == "live":
             for start, finish, size in self._holdings(device):
                 if finish > start:
-                    events += [(start, size), (finish, -size)]
+                    events += [(start, size), (finish, -size)] if finish < np.inf else [(start, size)]
         events.sort()
         times = np.array([time for time, _ in events])
         held = np.cumsum([change for _, change in events])
@@ -80,8 +80,8 @@ class Timeline:
         return times[last], held[last]
 
     def _holdings(self, device: int) -> list[tuple[float, float, float]]:
-        """(from, to, bytes) of every tensor, received copy and scratch space on a device."""
-        graph, end = self.problem.graph, self.makespan
+        """(from, to, bytes) of every tensor, received copy and scratch space on a device; results are held for ever."""
+        graph = self.problem.graph
         last_read = np.zeros((graph.num_tensors,))  # by a consumer on this device
         here = self.placement[graph.consumers] == device
         np.maximum.at(last_read, graph.edge_tensor[here], self.finish[graph.consumers[here]])
@@ -95,7 +95,7 @@ class Timeline:
         for t in np.flatnonzero(local).tolist():
             op = graph.tensor_producer[t]
             unread = graph.consumer_ptr[t] == graph.consumer_ptr[t + 1]
-            until = end if unread else max(last_read[t], last_send[t])
+            until = np.inf if unread else max(last_read[t], last_send[t])
             found.append((self.start[op], until, graph.tensor_bytes[t]))
         for i in np.flatnonzero(moving.target == device).tolist():
             one_reader = self.problem.execution.sends == "edge"

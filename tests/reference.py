@@ -1,0 +1,156 @@
+"""The execution model in plain Python: slow, short, and equal to the compiled simulator bit for bit.
+
+Written from docs/execution-model.md with lists and dictionaries, sharing no code with the kernels except the priority
+order. Transfers are computed as latency + bytes * seconds_per_byte, in that order of operations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placewise.simulator.arrays import priority_order
+
+
+def run(problem, placement, order=None):
+    """(value, start, finish, transfers as (tensor, source, target, start, finish), peak)."""
+    graph, cluster, execution = problem.graph, problem.cluster, problem.execution
+    place = [int(d) for d in placement]
+    sequence = [int(i) for i in (priority_order(problem) if order is None else order)]
+    priority = {op: i for i, op in enumerate(sequence)}
+    stored = graph.is_stored.tolist()
+    outputs = [[] for _ in place]  # tensors of each op, in the graph's order
+    for t, op in enumerate(graph.tensor_producer.tolist()):
+        outputs[op].append(t)
+    readers = [
+        sorted(graph.consumers[graph.consumer_ptr[t] : graph.consumer_ptr[t + 1]].tolist(), key=priority.get)
+        for t in range(graph.num_tensors)
+    ]
+    missing = np.bincount(graph.consumers, minlength=len(place)).tolist()
+    seconds = [float(problem.seconds[op, d]) for op, d in enumerate(place)]
+    free = dict.fromkeys(range(len(cluster.channels)), 0.0)
+    start, finish, ready = [0.0] * len(place), [0.0] * len(place), [0.0] * len(place)
+    transfers, per_edge = [], execution.sends == "edge"
+
+    def move(t, a, b, now):
+        channels = cluster.channels_of[a, b] if execution.contention == "channel" else ()
+        begin = max([now, *(free[c] for c in channels)])
+        arrive = begin + (float(cluster.latency[a, b]) + float(graph.tensor_bytes[t]) * float(cluster.seconds_per_byte[a, b]))
+        for c in channels:
+            free[c] = arrive
+        transfers.append((t, a, b, begin, arrive))
+        return arrive
+
+    def book(op, arrive):
+        ready[op] = max(ready[op], arrive)
+        missing[op] -= 1
+
+    if execution.concurrency == "sequential":
+        now, here = 0.0, set()
+        for op in sequence:
+            if stored[op]:
+                continue
+            for t in sorted((t for t in range(graph.num_tensors) if op in readers[t]),
+                            key=lambda t: (priority[int(graph.tensor_producer[t])], t)):  # fmt: skip
+                home = place[graph.tensor_producer[t]]
+                if home != place[op] and (per_edge or (t, place[op]) not in here):
+                    here.add((t, place[op]))
+                    span = float(cluster.latency[home, place[op]]) + float(graph.tensor_bytes[t]) * float(
+                        cluster.seconds_per_byte[home, place[op]]
+                    )
+                    transfers.append((t, home, place[op], now, now + span))
+                    now += span
+            start[op], finish[op] = now, now + seconds[op]
+            now = finish[op]
+        return _result(problem, place, start, finish, transfers, per_edge, readers)
+
+    # Streamed parameters: which copies each op fetches (it is the first to need them there), device by device.
+    fetches = {op: [] for op in sequence}
+    for op in sequence:
+        for t in outputs[op] if stored[op] else []:
+            sent = set()
+            for reader in readers[t]:
+                if place[reader] == place[op]:
+                    book(reader, 0.0)
+                elif per_edge or place[reader] not in sent:
+                    sent.add(place[reader])
+                    fetches[reader].insert(0, t)
+    streamed = [[op for op in sequence if fetches[op] and place[op] == d] for d in range(problem.num_devices)]
+
+    def fetch(op, now):
+        for t in fetches[op]:
+            arrive = move(t, place[graph.tensor_producer[t]], place[op], now)
+            for reader in [op] if per_edge else readers[t]:
+                if place[reader] == place[op]:
+                    book(reader, arrive)
+
+    for op in sequence:
+        if fetches[op] and streamed[place[op]].index(op) < execution.prefetch:
+            fetch(op, 0.0)
+
+    waiting = [op for op in sequence if not stored[op]]
+    running: dict[int, int] = {}  # device -> op
+    now = 0.0
+    while waiting or running:
+        for op in sorted((op for op in running.values() if finish[op] == now), key=priority.get):
+            del running[place[op]]
+            for t in outputs[op]:
+                sent = {place[op]: now}
+                for reader in readers[t]:
+                    d = place[reader]
+                    if d not in sent or (per_edge and d != place[op]):
+                        sent[d] = move(t, place[op], d, now)
+                    book(reader, sent[d])
+            line = streamed[place[op]]
+            if fetches[op] and line.index(op) + execution.prefetch < len(line):
+                fetch(line[line.index(op) + execution.prefetch], now)
+        for d in range(problem.num_devices):
+            mine = [op for op in waiting if place[op] == d]
+            able = [op for op in (mine[:1] if order is not None else mine) if missing[op] == 0 and ready[op] <= now]
+            if d not in running and able:
+                op = able[0]
+                waiting.remove(op)
+                running[d] = op
+                start[op], finish[op] = now, now + seconds[op]
+        if any(finish[op] == now for op in running.values()):
+            continue  # an op that takes no time has ended already
+        coming = [finish[op] for op in running.values()]
+        coming += [ready[op] for op in waiting if missing[op] == 0 and ready[op] > now]
+        if coming:
+            now = min(coming)
+    return _result(problem, place, start, finish, transfers, per_edge, readers)
+
+
+def _result(problem, place, start, finish, transfers, per_edge, readers):
+    graph = problem.graph
+    models = [0.0] * len(graph.models)
+    for op, end in enumerate(finish):
+        models[graph.model[op]] = max(models[graph.model[op]], end)
+    value = sum(models) if problem.objective == "completion" else max(models, default=0.0)
+    peak = [_peak(graph, d, place, start, finish, transfers, per_edge, readers) for d in range(problem.num_devices)]
+    return value, start, finish, transfers, peak
+
+
+def _peak(graph, d, place, start, finish, transfers, per_edge, readers):
+    """Most bytes held at one instant: every holding is an interval [from, to)."""
+    resident, held, last = 0.0, [], max(finish, default=0.0)
+    for op in range(len(place)):
+        if place[op] == d:
+            resident += graph.resident[op]
+            held.append((start[op], finish[op], graph.scratch[op]))
+    for t, op in enumerate(graph.tensor_producer.tolist()):
+        size = graph.tensor_bytes[t]
+        local = [finish[r] for r in readers[t] if place[r] == d]
+        sends = [row[4] for row in transfers if row[0] == t]
+        if place[op] == d and graph.is_stored[op]:
+            resident += size
+        elif place[op] == d:
+            held.append((start[op], max(local + sends) if readers[t] else last + 1.0, size))
+        elif local and per_edge:
+            arriving = [row[3] for row in transfers if row[0] == t and row[2] == d]
+            order = [finish[r] for r in readers[t] if place[r] == d]
+            held += [(begin, end, size) for begin, end in zip(arriving, order, strict=True)]
+        elif local:
+            begin = next(row[3] for row in transfers if row[0] == t and row[2] == d)
+            held.append((begin, max(local), size))
+    moments = sorted({0.0} | {begin for begin, _, _ in held})
+    return resident + max(sum(size for a, b, size in held if a <= moment < b) for moment in moments)

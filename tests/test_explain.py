@@ -135,9 +135,9 @@ def test_the_chain_tiles_the_run(execution: Execution, strict: bool):
         times = [0.0, *(step.finish for step in chain)]
         assert times[:-1] == [step.start for step in chain], f"seed {seed}"
         assert times[-1] == timeline.makespan, f"seed {seed}"
-        assert all(
-            step.behind is not None for step in chain if step.kind.startswith("waiting")
-        ), f"seed {seed}: a wait for nobody"
+        assert all(step.behind is not None for step in chain if step.kind.startswith("waiting")), (
+            f"seed {seed}: a wait for nobody"
+        )
 
 
 def test_sums_agree_with_the_chain():

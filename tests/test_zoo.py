@@ -67,7 +67,7 @@ def test_wrong_requests_are_explained() -> None:
         zoo.load("inception-v3", tokens=3)
     for wrong in (0, -1, True, 1.5, "8"):
         with pytest.raises(InvalidInput, match="batch"):
-            zoo.load("inception-v3", batch=wrong)  # type: ignore[arg-type]
+            zoo.load("inception-v3", batch=wrong)
 
 
 # ---- Llama ---------------------------------------------------------------------------------------------------------

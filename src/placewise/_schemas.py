@@ -48,7 +48,7 @@ Rate = Annotated[float, _quantity("FLOP per second", null=math.inf)]
 Seconds = Annotated[float, _quantity("seconds")]
 
 
-# ---- graphs ------------------------------------------------------------------------------------------------------------
+# ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
 class Ops(_Object):
@@ -84,7 +84,7 @@ class GraphData(_Object):
     tensors: Tensors = Tensors()
 
 
-# ---- clusters ----------------------------------------------------------------------------------------------------------
+# ---- clusters --------------------------------------------------------------------------------------------------------
 
 
 class DeviceData(_Object):
@@ -124,6 +124,14 @@ class LinkData(_Object):
             raise ValueError("give either 'between', or 'from' and 'to'")
         return self
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Source and target of each direction."""
+        if self.source is not None and self.target is not None:
+            return [(self.source, self.target)]
+        one, other = self.between
+        return [(one, other), (other, one)]
+
 
 class ClusterData(_Object):
     """A `Cluster`. Links grow with the square of the devices, hence the limit."""
@@ -133,7 +141,7 @@ class ClusterData(_Object):
     links: list[LinkData] = []
 
 
-# ---- problems and plans ------------------------------------------------------------------------------------------------
+# ---- problems and plans ----------------------------------------------------------------------------------------------
 
 
 class CostsData(_Object):
@@ -201,10 +209,10 @@ class PlanData(_Object):
     seconds: Size
     evaluations: Annotated[int, Field(ge=0)]
     stopped: str
-    history: list[Annotated[tuple[Size, int, Size | None], Field(strict=False)]]  # JSON has lists, not tuples
+    history: list[Annotated[tuple[Size, int, Size], Field(strict=False)]]  # JSON has lists, not tuples
 
 
-# ---- one clear line ----------------------------------------------------------------------------------------------------
+# ---- one clear line --------------------------------------------------------------------------------------------------
 
 D = TypeVar("D", bound=BaseModel)
 

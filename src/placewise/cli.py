@@ -151,7 +151,7 @@ def _problem(
         place_parameters=place_parameters,
     )
     settings = {"contention": contention, "concurrency": concurrency}
-    given = {name: value for name, value in settings.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     return replace(problem, execution=replace(problem.execution, **given)) if given else problem
 
 

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import resources
-from itertools import chain, permutations
+from io import BufferedReader
+from itertools import chain, pairwise, permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from placewise.errors import InvalidInput
 from placewise.graph import OP_DEFAULTS, PHASES, Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
+from placewise.quantities import format_bytes
 
 if TYPE_CHECKING:
     from placewise._schemas import ClusterData, CostsData, GraphData, ProblemData
@@ -44,7 +46,7 @@ _OP_COLUMNS: Final = {"name": "op_names", "kind": "op_kinds", "dtype": "op_dtype
 }
 
 
-# ---- whatever the user names as a model --------------------------------------------------------------------------------
+# ---- whatever the user names as a model ------------------------------------------------------------------------------
 
 
 def load_problem(
@@ -116,7 +118,7 @@ def _existing(path: str | Path, what: str, bundled: Sequence[str]) -> Path:
     raise InvalidInput(f"{str(path)!r} is neither a file nor a bundled {what}{hint}; bundled are {', '.join(bundled)}")
 
 
-# ---- problems ----------------------------------------------------------------------------------------------------------
+# ---- problems --------------------------------------------------------------------------------------------------------
 
 
 def load_problem_file(path: str | Path) -> Problem:
@@ -183,8 +185,9 @@ def _build_costs(data: CostsData, ops: int, devices: Sequence[str]) -> Costs:
 
 
 def _costs_out(costs: Costs, devices: Sequence[str]) -> dict[str, Any]:
-    table = np.where(np.isfinite(costs.seconds), costs.seconds, None) if np.isinf(costs.seconds).any() else costs.seconds
-    seconds = {device: table[:, d].tolist() for d, device in enumerate(devices)}
+    seconds = {
+        device: [x if x < math.inf else None for x in costs.seconds[:, d].tolist()] for d, device in enumerate(devices)
+    }
     if len(costs.shares()) <= 1:
         return {"seconds": seconds, "label": next(iter(costs.shares()), "given")}
     return {
@@ -193,7 +196,7 @@ def _costs_out(costs: Costs, devices: Sequence[str]) -> dict[str, Any]:
     }
 
 
-# ---- graphs ------------------------------------------------------------------------------------------------------------
+# ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
 def load_graph(path: str | Path) -> Graph:
@@ -234,5 +237,328 @@ def _build_graph(data: GraphData) -> Graph:
 
 
 def _graph_out(graph: Graph) -> dict[str, Any]:
-    ops = {column: list(getattr(graph, field)) for column, field in _OP_COLUMNS.items()}
-    return ops
+    ops: dict[str, Any] = {}
+    for column, field in _OP_COLUMNS.items():
+        values = getattr(graph, field)
+        values = values.tolist() if isinstance(values, np.ndarray) else list(values)
+        if field not in OP_DEFAULTS or values.count(OP_DEFAULTS[field]) < graph.num_ops:
+            ops[column] = [PHASES[x] for x in values] if field == "phase" else values
+    readers, start = graph.consumers.tolist(), graph.consumer_ptr.tolist()
+    return {
+        "name": graph.name,
+        "models": list(graph.models),
+        "ops": ops,
+        "tensors": {
+            "producer": graph.tensor_producer.tolist(),
+            "bytes": graph.tensor_bytes.tolist(),
+            "consumers": [readers[first:end] for first, end in pairwise(start)],
+        },
+    }
+
+
+# ---- clusters --------------------------------------------------------------------------------------------------------
+
+
+def bundled_boxes() -> list[str]:
+    """The names of the clusters that come with Placewise."""
+    boxes = resources.files("placewise") / "boxes"
+    return sorted(file.name.removesuffix(".yaml") for file in boxes.iterdir() if file.name.endswith(".yaml"))
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file, or a bundled box by its name."""
+    bundled = bundled_boxes()
+    if path in bundled:
+        with resources.as_file(resources.files("placewise") / "boxes" / f"{path}.yaml") as file:
+            return load_cluster(file)
+    file = _existing(path, "cluster", bundled)
+    with _naming(path):
+        from placewise._schemas import ClusterData, validated
+
+        return _build_cluster(validated(ClusterData, _read_yaml(file)))
+
+
+def save_cluster(cluster: Cluster, path: str | Path) -> None:
+    """Write a cluster file: numbers in SI units, one entry per direction of a link."""
+    import yaml
+
+    with _naming(path):
+        _write(path, yaml.safe_dump(_cluster_out(cluster), sort_keys=False, allow_unicode=True, width=120))
+
+
+def _build_cluster(data: ClusterData) -> Cluster:
+    links: list[Link] = []
+    rest = [entry for entry in data.links if entry.between == "all"]
+    if len(rest) > 1:
+        raise InvalidInput("links: only one entry can be between all, for the pairs that no other entry gives")
+    for entry in [entry for entry in data.links if entry.between != "all"] + rest:
+        if entry.between == "all":
+            given = {(link.source, link.target) for link in links}
+            pairs = [pair for pair in permutations([device.name for device in data.devices], 2) if pair not in given]
+        else:
+            pairs = entry.pairs
+        links += [Link(source, target, entry.bandwidth, entry.latency, tuple(entry.via)) for source, target in pairs]
+    devices = tuple(Device(**device.model_dump()) for device in data.devices)
+    return Cluster(devices, tuple(links), data.name)
+
+
+def _cluster_out(cluster: Cluster) -> dict[str, Any]:
+    def plain(rate: float) -> float | None:
+        return float(rate) if math.isfinite(rate) else None
+
+    devices = [
+        {
+            "name": device.name,
+            "kind": device.kind,
+            "memory": plain(device.memory),
+            "flops": {dtype: plain(rate) for dtype, rate in device.flops.items()},
+            "bandwidth": plain(device.bandwidth),
+            "launch": float(device.launch),
+            "copies": device.copies,
+        }
+        for device in cluster.devices
+    ]
+    links = [
+        {"from": link.source, "to": link.target, "bandwidth": plain(link.bandwidth), "latency": float(link.latency)}
+        | ({"via": list(link.via)} if link.via else {})
+        for link in cluster.links
+    ]
+    return {"name": cluster.name, "devices": devices, "links": links}
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file, check that the plan keeps every constraint, and simulate it anew."""
+    with _naming(path):
+        return _plan_in(_unwrapped(_read_json(path), "plan")[1])
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan file with its problem inside, so that it can be checked and used alone (gzip if named .gz)."""
+    names = plan.problem.cluster.device_names
+    content = {
+        "planner": plan.planner,
+        "version": plan.version,
+        "seed": plan.seed,
+        "options": dict(plan.options),
+        "value": plan.value,
+        "lower_bound": plan.lower_bound,
+        "seconds": plan.seconds,
+        "evaluations": plan.evaluations,
+        "stopped": plan.stopped,
+        "history": plan.history,
+        "devices": [names[device] for device in plan.placement.tolist()],
+        "order": None if plan.order is None else plan.order.tolist(),
+        "digests": _digests(plan.problem),
+        "problem": _problem_out(plan.problem),
+    }
+    with _naming(path):
+        _write_json(path, "plan", content)
+
+
+def _plan_in(content: Any) -> Plan:
+    from placewise._schemas import PlanData, validated
+    from placewise.simulator import simulate, violations
+
+    data = validated(PlanData, content)
+    problem = _build_problem(data.problem)
+    for part, digest in _digests(problem).items():
+        if getattr(data.digests, part) != digest:
+            raise InvalidInput(f"problem.{part} was edited after the plan was made: plan the changed problem anew")
+
+    _need_length(data.devices, problem.num_ops, "devices")
+    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    for i, name in enumerate(data.devices):
+        if name not in number:
+            raise InvalidInput(f"devices[{i}]: the cluster has no device {name!r}; it has {', '.join(number)}")
+    placement = np.array([number[name] for name in data.devices], np.int32)
+    order = None if data.order is None else np.array(data.order, np.int32)
+    if order is not None and not np.array_equal(np.sort(order), np.arange(problem.num_ops)):
+        raise InvalidInput("order must hold every op once")
+
+    if broken := violations(problem, placement, order):
+        raise InvalidInput(f"the plan breaks its problem's constraints: {'; '.join(broken)}")
+    value = simulate(problem, placement, order).value
+    if not math.isclose(value, data.value, rel_tol=1e-9):
+        raise InvalidInput(
+            f"the plan was stored with value {data.value}, but simulates to {value}: it was edited, or made by another "
+            f"version of Placewise ({data.version}); plan the problem anew"
+        )
+    return Plan(
+        problem=problem,
+        placement=placement,
+        order=order,
+        value=data.value,
+        lower_bound=data.lower_bound,
+        planner=data.planner,
+        version=data.version,
+        seed=data.seed,
+        options=data.options,
+        seconds=data.seconds,
+        evaluations=data.evaluations,
+        stopped=data.stopped,
+        history=tuple(data.history),
+    )
+
+
+def _digests(problem: Problem) -> dict[str, str]:
+    return {"graph": problem.graph.digest, "cluster": problem.cluster.digest, "costs": problem.costs.digest}
+
+
+def _need_length(values: Sequence[Any], expected: int, where: str) -> None:
+    if len(values) != expected:
+        raise InvalidInput(f"{where} has {len(values)} entries where {expected} are needed")
+
+
+# ---- JSON and YAML ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Every error about the file begins with its name."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+
+
+def _unwrapped(data: Any, *kinds: str) -> tuple[str, dict[str, Any]]:
+    """What the file is and what it holds, if it is one of these kinds and of the version that is read here."""
+    expected = " or ".join(f"a {kind}" for kind in kinds)
+    if not isinstance(data, dict) or not isinstance(data.get("format"), str):
+        raise InvalidInput(f'{expected} is expected: an object with "format": "placewise-{kinds[0]}/1"')
+    found = data["format"]
+    for kind in ("graph", "problem", "plan"):
+        if found.startswith(f"placewise-{kind}/"):
+            if kind not in kinds:
+                raise InvalidInput(f"this is a {kind}, {expected} is expected")
+            if found != f"placewise-{kind}/1":
+                raise InvalidInput(f"{found:.60}: this version reads /1; upgrade placewise")
+            return kind, {key: value for key, value in data.items() if key != "format"}
+    raise InvalidInput(f"the format {found!r:.60} is unknown; {expected} is expected")
+
+
+def _read_json(path: str | Path) -> Any:
+    def refuse(constant: str) -> None:
+        raise InvalidInput(f"{constant} is not a number in JSON; unlimited is written as null")
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise InvalidInput(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.60} is given twice")
+        return found
+
+    text = _read_text(path, MAX_BYTES)
+    try:
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=without_duplicates)
+    except json.JSONDecodeError as error:
+        cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        hint = " (the file ends too early)" if cut_off else ""
+        raise InvalidInput(f"not JSON at line {error.lineno}, column {error.colno}: {error.msg}{hint}") from None
+    except RecursionError:
+        raise InvalidInput("lists or objects are nested too deep") from None
+    except ValueError:
+        raise InvalidInput("a whole number has too many digits") from None
+
+
+def _write_json(path: str | Path, kind: str, content: dict[str, Any]) -> None:
+    document = {"format": f"placewise-{kind}/1", **content}
+    try:
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"cannot be written as JSON: {error}") from None
+    _write(path, text)
+
+
+def _read_yaml(path: str | Path) -> Any:
+    import yaml
+
+    class PlainLoader(yaml.SafeLoader):
+        """No aliases, which can make a small file expand without end, and no key that silently replaces another."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            if getattr(event, "anchor", None) is not None:
+                raise yaml.composer.ComposerError(None, None, "anchors and aliases are not allowed", event.start_mark)
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys: set[str] = set()
+            for key, _ in node.value:
+                if key.value in keys:
+                    problem = f"the key {key.value!r:.60} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                keys.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    text = _read_text(path, MAX_YAML_BYTES)
+    try:
+        return yaml.load(text, Loader=PlainLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InvalidInput(f"not a cluster in YAML{place}: {error.problem}") from None
+    except RecursionError:
+        raise InvalidInput("lists or mappings are nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:  # a character, a date or a number that cannot be
+        raise InvalidInput(f"not a cluster in YAML: {error}") from None
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def _read_text(path: str | Path, limit: int) -> str:
+    """The text of a file, plain or compressed, of at most `limit` bytes."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > limit:
+                raise InvalidInput(f"larger than {format_bytes(limit)}")
+            compressed = file.peek(2)[:2] == b"\x1f\x8b"
+            raw = _read_at_most(gzip.GzipFile(fileobj=file) if compressed else file, limit)
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise InvalidInput("the gzip data is damaged or ends too early") from None
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot be read: {_reason(error)}") from None
+
+
+def _read_at_most(stream: gzip.GzipFile | BufferedReader, limit: int) -> bytes:
+    """Piece by piece, so that a small file that decompresses to a huge one stops at the limit."""
+    pieces: list[bytes] = []
+    left = limit
+    while piece := stream.read(1024**2):
+        left -= len(piece)
+        if left < 0:
+            raise InvalidInput(f"larger than {format_bytes(limit)} when decompressed")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _write(path: str | Path, text: str) -> None:
+    """Write a temporary file beside the target and rename it: whatever happens, the target is either old or new."""
+    try:
+        raw = text.encode()
+        if str(path).endswith(".gz"):
+            raw = gzip.compress(raw, compresslevel=6, mtime=0)  # without the time, equal content gives equal files
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"cannot be written: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -67,7 +67,7 @@ class Problem:
     max_devices: int | None = None
 
     #: Arrays that later stages derive from this problem, so that they are derived once.
-    derived: dict[Any, Any] = field(default_factory=dict, repr=False)
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.costs is None:

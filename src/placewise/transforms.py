@@ -32,7 +32,7 @@ def contract(graph: Graph, label: ArrayLike) -> Contraction:
     if len(of_op) != graph.num_ops:
         raise InvalidInput(f"{len(of_op)} labels for {graph.num_ops} ops")
     k = int(of_op.max(initial=-1)) + 1
-    size = np.bincount(of_op, minlength=k)
+    size = np.bincount(of_op[of_op >= 0], minlength=k)
     if (of_op < 0).any() or (size == 0).any():
         raise InvalidInput("labels must be 0..K-1 with no gap")
 
@@ -179,7 +179,7 @@ def _largest(values: NDArray[np.float64], of_op: Ints, k: int) -> NDArray[np.flo
 
 
 def _merge_groups(group: Ints, of_op: Ints, k: int) -> Ints:
-    """Colocation groups that meet in one fused op become one group."""
+    """Colocation groups that meet in one fused op become one group, the one with the lowest number."""
     bound = np.flatnonzero(group >= 0)
     if not len(bound):
         return np.full(k, -1, np.int32)
@@ -190,6 +190,8 @@ def _merge_groups(group: Ints, of_op: Ints, k: int) -> Ints:
     total = k + int(dense.max()) + 1
     links = coo_array((np.ones(len(bound)), (of_op[bound], k + dense)), shape=(total, total))
     component = connected_components(links, directed=False)[1]
+    lowest = np.full(total, np.iinfo(np.int32).max, np.int32)
+    np.minimum.at(lowest, component[of_op[bound]], group[bound])
     merged = np.full(k, -1, np.int32)
-    merged[of_op[bound]] = component[of_op[bound]]
+    merged[of_op[bound]] = lowest[component[of_op[bound]]]
     return merged

@@ -99,9 +99,7 @@ def load(data: Any, name: str, *, objective: str | None = None, transfer_scale: 
     return Problem(
         graph,
         _cluster(given, bandwidth, name),
-        Costs.create(
-            np.array([accelerated] * given.accelerators + [on_cpu] * given.cpus).T.reshape(len(given.nodes), -1)
-        ),
+        Costs.create(np.array([accelerated] * given.accelerators + [on_cpu] * given.cpus).T),
         objective=objective or "throughput",
         execution=Execution(contention="none", memory="static", overlap=False, staged=True),
     )

@@ -1,52 +1,40 @@
-"""What the readers of published files share: field types, and one way to say which field is wrong."""
+"""What the readers of published files share: field types, and errors that begin with the file's name."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from placewise._schemas import validated
 from placewise.errors import InvalidInput
 
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+def _zero_or_one(value: Any) -> Any:
+    return bool(value) if isinstance(value, int) and value in (0, 1) else value
+
+
+Amount = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
 Identifier = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 #: Each device gets a link to every other, so an absurd number of them would fill memory before any check could fail.
-DeviceCount = Annotated[int, Field(ge=0, le=1024)]
-Flag = bool | Literal[0, 1]
+DeviceCount = Annotated[int, Field(ge=0, lt=1000)]
+Flag = Annotated[bool, BeforeValidator(_zero_or_one)]
 
 
 class Record(BaseModel):
     """A JSON object. Strict: "3" is not a number and true is not a time; fields that nobody reads are let be."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
 R = TypeVar("R", bound=Record)
 
 
 def read(schema: type[R], data: Any, name: str) -> R:
-    """`data` as a record, or an error that names the first wrong field, such as nodes[3].fpgaLatency."""
+    """`data` as a record, or an error that names the file and the first wrong field, such as nodes[3].fpgaLatency."""
     try:
-        return schema.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        given = "" if first["type"] == "missing" else f" = {_short(first['input'])}"
-        raise InvalidInput(f"{name}: {_place(first['loc'])}{given}: {first['msg'].lower()}") from None
-
-
-def _place(steps: tuple[int | str, ...]) -> str:
-    """Pydantic's location as people write it, less the names of union members, which are no place in the file."""
-    place = ""
-    for step in steps:
-        if isinstance(step, int):
-            place += f"[{step}]"
-        elif step not in ("bool", "literal[0,1]"):
-            place += f".{step}" if place else step
-    return place or "the file"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+        return validated(schema, data)
+    except InvalidInput as error:
+        raise InvalidInput(f"{name}: {error}") from None

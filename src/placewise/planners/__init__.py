@@ -1,1 +1,119 @@
-"""."""
+"""The register of planners. A planner is a function in a file of this folder (or of another package that names the
+entry point group `placewise.planners`), decorated with `@planner`; importing the file registers it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from placewise.errors import InvalidInput, Unsupported
+from placewise.problem import OBJECTIVES, Problem
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_registered: dict[str, PlannerInfo] = {}
+
+
+@dataclass(frozen=True)
+class PlannerInfo:
+    """What is known of a registered planner."""
+
+    name: str
+    function: Callable[..., Any]
+    objectives: frozenset[str]
+    supports: Callable[[Problem], bool | str] | None
+    options: dict[str, tuple[Any, Any]]  # name -> (type, default)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    def why_not(self, problem: Problem) -> str | None:
+        """Why the planner does not apply to a problem; None if it does."""
+        if problem.objective not in self.objectives:
+            return f"plans for {' and '.join(sorted(self.objectives))}, not {problem.objective}"
+        verdict = self.supports(problem) if self.supports else True
+        return None if verdict is True else verdict or "does not apply to this problem"
+
+
+def planner(
+    name: str, *, objectives: Iterable[str] = OBJECTIVES, supports: Callable[[Problem], bool | str] | None = None
+) -> Callable[[Function], Function]:
+    """Register a function `(problem, ctx, *, options...) -> placement | (placement, order) | None`.
+
+    `supports(problem)` returns True, or a few words on why the method does not apply. Keyword-only parameters are the
+    method's options; the first line of the docstring is its help text. Returning None means "the best I evaluated".
+    """
+
+    def register(function: Function) -> Function:
+        if name in _registered and _registered[name].function.__module__ != function.__module__:
+            raise InvalidInput(f"two planners are named {name!r}: {_registered[name].function.__module__} has one too")
+        hints = typing.get_type_hints(function)
+        options = {
+            parameter.name: (hints.get(parameter.name, str), parameter.default)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        _registered[name] = PlannerInfo(name, function, frozenset(objectives), supports, options)
+        return function
+
+    return register
+
+
+@cache
+def _import_all() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    for entry in entry_points(group="placewise.planners"):
+        entry.load()
+
+
+def available() -> dict[str, PlannerInfo]:
+    """Every planner by name."""
+    _import_all()
+    return dict(sorted(_registered.items()))
+
+
+def get(name: str) -> PlannerInfo:
+    """The planner with this name."""
+    known = available()
+    if name not in known:
+        raise Unsupported(f"there is no planner {name!r}; there are {', '.join(known)}")
+    return known[name]
+
+
+def parse_options(name: str, settings: Iterable[str]) -> dict[str, Any]:
+    """Read `key=value` texts into a planner's options, with their types."""
+    options, parsed = get(name).options, {}
+    for setting in settings:
+        key, given, text = setting.partition("=")
+        if not given:
+            raise InvalidInput(f"option {setting!r} is not of the form key=value")
+        if key not in options:
+            raise InvalidInput(f"planner {name!r} has no option {key!r}; it has {', '.join(options) or 'none'}")
+        parsed[key] = _read(text, options[key][0], f"option {key} of {name}")
+    return parsed
+
+
+def _read(text: str, kind: Any, where: str) -> Any:
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        if text in choices:
+            return text
+        raise InvalidInput(f"{where} = {text!r}: it must be one of {', '.join(choices)}")
+    if kind is bool:
+        if text.lower() in ("true", "yes", "1", "false", "no", "0"):
+            return text.lower() in ("true", "yes", "1")
+        raise InvalidInput(f"{where} = {text!r}: it must be true or false")
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidInput(f"{where} = {text!r}: it must be of type {kind.__name__}") from None

@@ -17,7 +17,7 @@ from placewise.simulator.bounds import lower_bound
 from placewise.simulator.evaluation import throughput_loads
 
 KINDS: Final = ("compute", "transfer", "waiting for device", "waiting for channel")
-MAX_MODULES: Final = 10
+MAX_MODULES: Final = 12
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from placewise.report.explain import KINDS, Explanation, Move
 from placewise.simulator import Timeline
 
 WIDTH = 80
-SHOWN = 12  # stretches of the chain
+SHOWN = 12  # rows of a table that could be long
 
 
 def table(header: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -56,11 +56,11 @@ def headline(plan: Plan) -> str:
     """What it is, what it is worth, and how far from the best."""
     problem = plan.problem
     title = printable(f"{problem.graph.name} on {problem.cluster.name}")
-    gap = "proven optimal" if plan.is_optimal else f"at most {plan.gap:.1%} above the best possible"
-    return "\n".join([
-        fill(f"{title}: {problem.objective} {format_seconds(plan.value)} by {printable(plan.planner)}", WIDTH),
-        fill(f"{gap[0].upper()}{gap[1:]} (lower bound {format_seconds(plan.lower_bound)}).", WIDTH),
-    ])  # fmt: skip
+    bound = format_seconds(plan.lower_bound)
+    best = "This is optimal." if plan.is_optimal else f"No plan is below {bound}, so the gap is at most {plan.gap:.1%}."
+    return fill(
+        f"{title}: {problem.objective} {format_seconds(plan.value)} by {printable(plan.planner)}. {best}", WIDTH
+    )
 
 
 def device_table(timeline: Timeline) -> str:
@@ -72,7 +72,7 @@ def device_table(timeline: Timeline) -> str:
             device.name, str(int((timeline.placement == d).sum())), format_seconds(busy),
             _share(busy, timeline.makespan), format_bytes(peak), format_bytes(memory), _share(peak, memory),
         ])  # fmt: skip
-    return table(["device", "ops", "busy", "of run", "peak memory", "of memory", "full"], "lrrrrrr", rows)
+    return table(["device", "ops", "busy", "of run", "peak memory", "memory", "used"], "lrrrrrr", rows)
 
 
 def describe_simulation(plan: Plan) -> str:
@@ -179,8 +179,8 @@ def _chain(why: Explanation) -> list[str]:
     total = sum(why.by_kind.values())
     kinds = [[kind, format_seconds(why.by_kind[kind]), _share(why.by_kind[kind], total)] for kind in KINDS]
     modules = [
-        [name, *(format_seconds(split.get(kind, 0.0)) for kind in KINDS), _share(sum(split.values()), total)]
-        for name, split in why.by_module.items()
+        [name, *(format_seconds(split[kind]) for kind in KINDS), _share(sum(split.values()), total)]
+        for name, split in _largest(why.by_module).items()
     ]
     longest = sorted(sorted(range(len(why.stretches)), key=lambda i: -why.stretches[i].seconds)[:SHOWN])
     steps = [
@@ -197,6 +197,14 @@ def _chain(why: Explanation) -> list[str]:
     )
     parts.append(f"{title}:\n\n" + table(["from", "kind", "where", "steps", "time", "share"], "rllrrr", steps))
     return parts
+
+
+def _largest(by_module: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The first rows, and all others as one."""
+    rows, rest = list(by_module.items())[:SHOWN], list(by_module.values())[SHOWN:]
+    if rest:
+        rows.append((f"({len(rest)} others)", {kind: sum(split[kind] for split in rest) for kind in KINDS}))
+    return dict(rows)
 
 
 def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:

@@ -24,7 +24,7 @@ def to_trace(plan: Plan) -> str:
     """The trace as text, one event a line."""
     timeline = plan.timeline
     events = [*_names(timeline), *_ops(timeline), *_memory(timeline), *_transfers(timeline)]
-    events.sort(key=lambda event: (event["ts"], _ORDER[event["ph"]]))
+    events.sort(key=lambda event: (event["ts"], _ORDER[event["ph"]], event.get("dur", 0.0)))
     about = {
         "model": plan.problem.graph.name, "cluster": plan.problem.cluster.name, "objective": plan.problem.objective,
         "seconds": plan.value, "planner": plan.planner, "placewise": plan.version,

@@ -67,7 +67,7 @@ def _parts(problem: Problem) -> dict[str, float]:
 
 
 def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
-    """The k-th model to finish does so no sooner than the k-th shortest alone, nor than the k least shares of the area."""
+    """The k-th model to finish takes no less than the k-th shortest alone, nor than the k least shares of the area."""
     models = len(problem.graph.models)
     alone, queue = np.zeros(models), np.zeros(models)
     np.maximum.at(alone, work.model, work.alone())
@@ -85,7 +85,7 @@ def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
     return {name: float(ends.sum()) * (1.0 - work.slack) for name, ends in sums.items()}
 
 
-# ---- the work ----------------------------------------------------------------------------------------------------------
+# ---- the work --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,11 @@ class _Work:
     def of_model(self, model: int) -> _Work:
         mine = self.model == model
         return replace(
-            self, model=self.model[mine], seconds=self.seconds[:, mine], resident=self.resident[mine], may=self.may[mine]
+            self,
+            model=self.model[mine],
+            seconds=self.seconds[:, mine],
+            resident=self.resident[mine],
+            may=self.may[mine],
         )
 
 
@@ -127,7 +131,7 @@ def _work(problem: Problem) -> _Work:
         item=item.astype(np.int32),
         model=model[first],
         seconds=np.stack([_sums(item, seconds * phase[:, None], len(first)) for phase in phases]),
-        resident=np.bincount(item, graph.resident_bytes, len(first)),
+        resident=_sums(item, graph.resident_bytes[:, None], len(first))[:, 0],
         may=(problem.allowed & fits[unit])[first],
         capacity=problem.capacity,
         sequential=problem.execution.concurrency == "sequential",
@@ -140,11 +144,11 @@ def _sums(owner: NDArray[Any], values: Floats, count: int) -> Floats:
     return np.stack([np.bincount(owner, column, count) for column in values.T], axis=1)
 
 
-# ---- path --------------------------------------------------------------------------------------------------------------
+# ---- path ------------------------------------------------------------------------------------------------------------
 
 
 def _longest_path_through(problem: Problem, work: _Work, model: Ints) -> Floats:
-    """[N] seconds that any plan needs from time zero, through each op, to the last op of its model that depends on it."""
+    """[N] seconds that any plan needs from time zero, through each op, to the end of its model."""
     graph, cluster = problem.graph, problem.cluster
     position = np.empty(graph.num_ops, np.int32)
     position[graph.topological_order] = np.arange(graph.num_ops, dtype=np.int32)
@@ -161,7 +165,7 @@ def _longest_path_through(problem: Problem, work: _Work, model: Ints) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _path_kernel(tensors, seconds, unit, model, producer, size, consumer_ptr, consumers, latency, per_byte):  # type: ignore[no-untyped-def]
-    """(before, after) [N, D]: the least time from zero to an op's start, and from its end to its model's, if it runs there.
+    """(before, after) [N, D]: least time from zero to an op's start, and from its end to its model's, on that device.
 
     Every op chooses its best device for each neighbour separately, so no plan can be faster. Neighbours that must share
     a device do. `tensors` are in the dataflow's order; an op's time is infinite where it may not run.
@@ -207,7 +211,7 @@ def _path_kernel(tensors, seconds, unit, model, producer, size, consumer_ptr, co
     return before, after
 
 
-# ---- area --------------------------------------------------------------------------------------------------------------
+# ---- area ------------------------------------------------------------------------------------------------------------
 
 
 def _area(work: _Work) -> float:
@@ -262,7 +266,7 @@ class _Market:
         The solver finds the best prices for the assignments seen so far; the cheapest assignment at these prices is
         seen next. An item in a group of its own has all its assignments seen at the start: one round is exact.
         """
-        resources, items, devices = self.amount.shape
+        devices = self.may.shape[1]
         group = self._groups()
         best = np.where(self.sums_to_one[:, None], 1.0 / devices, self.low)
         device, cost = self.cheapest(best)
@@ -296,7 +300,7 @@ class _Market:
 
     def _assigned(self, device: NDArray[np.intp], group: NDArray[np.int64]) -> Floats:
         """[groups, R * D] what each group takes of each resource on each device, if its items are placed so."""
-        resources, items, devices = self.amount.shape
+        items, devices = self.may.shape
         groups = int(group.max()) + 1
         taken = self.amount[:, np.arange(items), device]
         key = group * devices + device
@@ -314,13 +318,15 @@ class _Market:
         shared = np.flatnonzero(self.sums_to_one)
         sums = np.repeat(np.eye(resources)[shared], devices, axis=1)
         free = np.full(groups, np.inf)
-        solution = linprog(
+        limits: Any = np.stack([np.append(self.low, -free), np.append(self.high, free)], axis=1)
+        rows: Any = sparse.hstack([sparse.csr_array(-taken), own])
+        solution: Any = linprog(
             c=np.concatenate([self.supply.ravel(), -np.ones(groups)]),
-            A_ub=sparse.hstack([sparse.csr_array(-taken), own]),
+            A_ub=rows,
             b_ub=np.zeros(len(taken)),
             A_eq=np.pad(sums, ((0, 0), (0, groups))),
             b_eq=np.ones(len(shared)),
-            bounds=np.stack([np.append(self.low, -free), np.append(self.high, free)], axis=1),
+            bounds=limits,
             method="highs",
         )
         if solution.status != 0:

@@ -21,6 +21,11 @@ from placewise.simulator.arrays import Arrays, arrays_for
 from placewise.simulator.timeline import Floats, Timeline, Transfers
 
 _U = np.uint64
+#: The kernel's last arguments where runs are neither cut off nor saved.
+_TO_THE_END: tuple[Any, ...] = (np.inf, np.empty(0), np.empty(0, np.uint64))
+NO_CHECKPOINTS: tuple[Any, ...] = (
+    _U(0), np.empty((0, 0)), np.empty((0, 0), np.int32), np.empty((0, 0), np.uint64), np.empty(0, np.uint32),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,14 +200,9 @@ def _run_kernel(
         kernel.run(
             *given.values(), devices, _U(arrays.num_channels), _U(models),
             rows, strict, per_edge, _U(execution.prefetch), value, *(peak, *times, *logs) if track else (None,) * 10,
-            *(None,) * 9,
+            *_TO_THE_END, np.full(len(rows), -1), *NO_CHECKPOINTS,
         )
     )  # fmt: skip
-
-
-def no_checkpoints() -> tuple[Any, ...]:
-    """The kernel's last arguments where nothing is saved."""
-    return _U(0), np.empty((0, 0)), np.empty((0, 0), np.int32), np.empty((0, 0), np.uint64), np.empty(0, np.uint32)
 
 
 def _throughput(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats, Floats]:

@@ -193,6 +193,7 @@ def _run_rows(
     summaries = (words + LOW6) >> SIX
     streams = len(stored) > 0
     shared = len(via_ptr) > 0  # else no two links share a channel
+    bounded = cutoff < INF
 
     sends = ZERO
     for b in range(rows.shape[0]):
@@ -210,8 +211,7 @@ def _run_rows(
             duration[i] = time
             missing[i] = num_inputs[i]
             ready[i] = 0.0
-            if resume is not None:
-                work_left[d] += time
+            work_left[d] += time
         for c in range(num_channels):
             free[c] = 0.0
         for m in range(num_models):
@@ -267,14 +267,12 @@ def _run_rows(
             for d in range(num_devices):
                 peak[d] = used[d]
 
-        opening = True  # the first round has no completion, only ops that are ready at once
-        if resume is not None:
-            opening = resume[b] < 0
+        opening = resume[b] < 0  # the first round has no completion, only ops that are ready at once
         if opening:
             for i in range(len(sources)):
                 newly[i] = sources[i]
             num_newly = U(len(sources))
-        elif resume is not None:
+        else:
             r = U(resume[b])
             at = _load(save_float[r], ZERO, ready, n)
             at = _load(save_float[r], at, event, num_devices)
@@ -373,7 +371,7 @@ def _run_rows(
                     done = running[a]
 
                 if done < n:
-                    if resume is not None and save_every > ZERO:
+                    if save_every > ZERO:
                         if completed % save_every == ZERO:
                             r = completed // save_every
                             at = _save(save_float[r], ZERO, ready, n)
@@ -473,7 +471,7 @@ def _run_rows(
                     d = U(place[i])
                     when = ready[i]
                     idle = running[d] == n
-                    if resume is not None:
+                    if bounded:
                         cut |= i >= tail_from[b] and when + tail[i] >= cutoff
                     if strict:
                         first = U(head[d])
@@ -586,7 +584,7 @@ def _run_rows(
                     used[d] += scratch[chosen]
                     for k in range(U(tensor_ptr[chosen]), U(tensor_ptr[chosen + ONE])):
                         used[d] += size[k]
-                if resume is not None:
+                if bounded:
                     cut |= now + work_left[d] >= cutoff
                     work_left[d] -= duration[chosen]
 
@@ -711,6 +709,23 @@ def run(
         stream_ptr, stream, stream_at, fetching, readers, held_until, release_key, release_tensor, release_size,
         next_in, link_head, link_tail, next_alloc, used, peak, counted,
     )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_byte, num_devices, row):
+    """[N] time from the start of each op to the end if nothing ever waited for a device or a channel."""
+    n = len(op)
+    length = np.zeros(n)
+    for i in range(n - 1, -1, -1):
+        a = U(row[op[i]])
+        longest = 0.0
+        for k in range(tensor_ptr[i], tensor_ptr[i + 1]):
+            for e in range(consumer_ptr[k], consumer_ptr[k + 1]):
+                d = U(row[op[consumer[e]]])
+                link = a * num_devices + d
+                longest = max(longest, latency[link] + size[k] * per_byte[link] + length[consumer[e]])
+        length[i] = seconds[U(i) * num_devices + a] + longest
+    return length
 
 
 @njit(cache=True, nogil=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from placewise.errors import InvalidInput
-from placewise.graph import Graph
+
+if TYPE_CHECKING:
+    from placewise.graph import Graph
 
 #: Name: (module, function, what it is).
 _MODELS: Final = {

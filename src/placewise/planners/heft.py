@@ -1,0 +1,157 @@
+"""HEFT: list scheduling by upward rank, each op where it finishes first, with insertion into idle gaps."""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from placewise.driver import Context
+from placewise.graph import Ints
+from placewise.planners import planner
+from placewise.planners.blocks import headroom
+from placewise.problem import Problem
+from placewise.simulator.arrays import priority_order
+
+
+def _applies(problem: Problem) -> bool | str:
+    return "ignores contiguity and device counts" if problem.contiguous or problem.max_devices else True
+
+
+@planner("heft", objectives={"latency", "completion"}, supports=_applies)
+def heft(problem: Problem, ctx: Context, *, self_links: bool = False) -> tuple[Ints, Ints]:
+    """Earliest finish by upward rank, with insertion (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206).
+
+    As in the paper, transfers are estimated without contention. Beyond it: a device whose memory the op's resident
+    bytes would exceed is passed over, colocated ops follow the first of them, and a parameter goes with its first
+    reader or, if there is no room, to the device with the most. `self_links` averages transfer costs over links that
+    include each device's free link to itself, as SAGA does.
+    """
+    graph = problem.graph
+    order = priority_order(problem, self_links=self_links)
+    by_consumer = np.argsort(graph.consumers, kind="stable")
+    input_ptr = np.searchsorted(graph.consumers[by_consumer], np.arange(graph.num_ops + 1))
+    shortest = np.where(problem.allowed, problem.seconds, np.inf).min(axis=0, initial=np.inf)
+    place, start = _schedule(
+        order.astype(np.int64), np.where(problem.allowed, problem.seconds, np.inf), graph.is_stored,
+        input_ptr, graph.edge_tensor[by_consumer].astype(np.int64), graph.tensor_producer.astype(np.int64),
+        graph.tensor_bytes, problem.cluster.latency, problem.cluster.seconds_per_byte, problem.unit.astype(np.int64),
+        problem.per_unit(graph.resident_bytes), problem.capacity - headroom(problem), shortest,
+    )  # fmt: skip
+    position = np.empty(problem.num_ops, np.int64)
+    position[order] = np.arange(problem.num_ops)
+    return place.astype(np.int32), np.lexsort((position, start)).astype(np.int32)
+
+
+@njit(cache=True, nogil=True)
+def _schedule(
+    order, seconds, stored, input_ptr, inputs, producer, size, latency, per_byte, unit, resident, room, shortest
+):  # fmt: skip
+    """(device, start) of each op. A device's idle gaps are kept sorted; the last one never ends."""
+    n, devices = seconds.shape
+    place = np.full(n, -1, np.int64)
+    unit_device = np.full(len(resident), -1, np.int64)
+    start, finish = np.zeros(n), np.zeros(n)
+    room = room.copy()
+    gap_start, gap_end = np.zeros((devices, 64)), np.full((devices, 64), np.inf)
+    gaps = np.ones(devices, np.int64)
+    for index in range(n):
+        op = order[index]
+        if stored[op]:
+            continue
+        best_device, best_start, best_finish, best_gap = -1, np.inf, np.inf, -1
+        for attempt in range(2):  # first where there is room for the parameters too, then where there is for the op
+            for d in range(devices):
+                time = seconds[op, d]
+                u = unit[op]
+                if time == np.inf or (unit_device[u] >= 0 and unit_device[u] != d):
+                    continue
+                need = resident[u] if unit_device[u] < 0 else 0.0
+                ready = 0.0
+                for i in range(input_ptr[op], input_ptr[op + 1]):
+                    t = inputs[i]
+                    source = producer[t]
+                    if stored[source] and unit_device[unit[source]] < 0:
+                        need += resident[unit[source]] if attempt == 0 and unit[source] != u else 0.0
+                        continue
+                    a = unit_device[unit[source]]
+                    ready = max(ready, finish[source] + (0.0 if a == d else latency[a, d] + size[t] * per_byte[a, d]))
+                if need > room[d]:
+                    continue
+                low, high = 0, gaps[d] - 1  # the first gap that ends after the inputs are there
+                while low < high:
+                    middle = (low + high) // 2
+                    if gap_end[d, middle] > ready:
+                        high = middle
+                    else:
+                        low = middle + 1
+                begin = max(ready, gap_start[d, low])
+                while begin + time > gap_end[d, low]:
+                    low += 1
+                    begin = max(ready, gap_start[d, low])
+                if begin + time < best_finish:
+                    best_device, best_start, best_finish, best_gap = d, begin, begin + time, low
+            if best_device >= 0:
+                break
+        if best_device < 0:  # no room anywhere: the fastest allowed device, and the driver will say what is wrong
+            best_device = unit_device[unit[op]] if unit_device[unit[op]] >= 0 else np.argmin(seconds[op])
+            best_gap = gaps[best_device] - 1
+            best_start = max(gap_start[best_device, best_gap], 0.0)
+            for i in range(input_ptr[op], input_ptr[op + 1]):
+                source = producer[inputs[i]]
+                best_start = max(best_start, finish[source])
+            best_finish = best_start + seconds[op, best_device]
+        d = best_device
+        if unit_device[unit[op]] < 0:
+            unit_device[unit[op]] = d
+            room[d] -= resident[unit[op]]
+        for i in range(input_ptr[op], input_ptr[op + 1]):
+            source = producer[inputs[i]]
+            if unit_device[unit[source]] < 0:  # a parameter with no home yet
+                home = d if resident[unit[source]] <= room[d] and seconds[source, d] < np.inf else -1
+                if home < 0:
+                    for other in range(devices):
+                        if seconds[source, other] < np.inf and (home < 0 or room[other] > room[home]):
+                            home = other
+                unit_device[unit[source]] = home
+                room[home] -= resident[unit[source]]
+        start[op], finish[op] = best_start, best_finish
+
+        # Cut the gap: what remains before and after, where something could still fit.
+        g = best_gap
+        end = gap_end[d, g]
+        before = best_start - gap_start[d, g] >= shortest[d] and best_start > gap_start[d, g]
+        after = end == np.inf or (end - best_finish >= shortest[d] and end > best_finish)
+        if before and after:
+            if gaps[d] == gap_start.shape[1]:
+                wider_start = np.zeros((devices, 2 * gap_start.shape[1]))
+                wider_end = np.full((devices, 2 * gap_start.shape[1]), np.inf)
+                for x in range(devices):
+                    for y in range(gaps[x]):
+                        wider_start[x, y] = gap_start[x, y]
+                        wider_end[x, y] = gap_end[x, y]
+                gap_start, gap_end = wider_start, wider_end
+            for y in range(gaps[d], g + 1, -1):
+                gap_start[d, y] = gap_start[d, y - 1]
+                gap_end[d, y] = gap_end[d, y - 1]
+            gaps[d] += 1
+            gap_end[d, g] = best_start
+            gap_start[d, g + 1], gap_end[d, g + 1] = best_finish, end
+        elif before:
+            gap_end[d, g] = best_start
+        elif after:
+            gap_start[d, g] = best_finish
+        else:
+            for y in range(g, gaps[d] - 1):
+                gap_start[d, y] = gap_start[d, y + 1]
+                gap_end[d, y] = gap_end[d, y + 1]
+            gaps[d] -= 1
+    for op in range(n):
+        u = unit[op]
+        if unit_device[u] < 0:  # a parameter that nobody reads
+            for d in range(devices):
+                if seconds[op, d] < np.inf and (unit_device[u] < 0 or room[d] > room[unit_device[u]]):
+                    unit_device[u] = d
+            room[unit_device[u]] -= resident[u]
+        place[op] = unit_device[u]
+    return place, start

@@ -1,0 +1,258 @@
+"""No feasible plan beats the bound, and where the best is known, the bound meets it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from oracles import brute_force, brute_force_orders, random_problem
+from placewise.cluster import Cluster, Device, full_mesh
+from placewise.costs import Costs
+from placewise.graph import Graph
+from placewise.problem import Execution, Problem
+from placewise.simulator import bounds
+from placewise.simulator.bounds import lower_bound
+
+SETTINGS = [
+    ("latency", "parallel"), ("latency", "sequential"), ("throughput", "parallel"),
+    ("completion", "parallel"), ("completion", "sequential"),
+]  # fmt: skip
+
+
+def problem_of(seconds, edges=(), *, sizes=1.0, memory=math.inf, bandwidth=1.0, **options) -> Problem:
+    """Ops with one output each; `edges` are (producer, consumer); per-op columns of the graph are passed on."""
+    seconds = np.array(seconds, float)
+    n, devices = seconds.shape
+    columns = {key: options.pop(key) for key in list(options) if key in Graph.__dataclass_fields__}
+    graph = Graph.create(
+        op_names=[f"op{i}" for i in range(n)],
+        tensor_producer=np.arange(n),
+        tensor_bytes=np.broadcast_to(sizes, n),
+        edge_tensor=[producer for producer, _ in edges],
+        edge_consumer=[consumer for _, consumer in edges],
+        **columns,
+    )
+    limits = np.broadcast_to(memory, devices)
+    cluster = full_mesh([Device(f"d{d}", memory=limits[d]) for d in range(devices)], bandwidth)
+    return Problem(graph, cluster, Costs.create(seconds), **options)
+
+
+# ---- never above the best --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("objective", "concurrency"), SETTINGS)
+def test_no_placement_beats_the_bound(objective, concurrency):
+    feasible = met = 0
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, objective=objective, integer_times=seed % 2 == 0)
+        execution = replace(problem.execution, concurrency=concurrency)
+        problem = replace(problem, execution=execution)
+        best, _ = brute_force(problem)
+        bound = lower_bound(problem).value
+        assert bound <= best, seed
+        feasible += math.isfinite(best)
+        met += bound >= best * (1 - 1e-9)
+    assert feasible > 60
+    assert met > 40  # so that a bound that is a little too high would have been noticed
+
+
+@pytest.mark.parametrize("objective", ["latency", "completion"])
+def test_no_order_beats_the_bound(objective):
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, objective=objective, max_ops=5, max_devices=2, integer_times=seed % 2 == 0)
+        assert lower_bound(problem).value <= brute_force_orders(problem)[0], seed
+
+
+# ---- where the best is known -----------------------------------------------------------------------------------------
+
+
+def test_nothing_to_do_takes_no_time():
+    for objective in ("latency", "throughput", "completion"):
+        assert lower_bound(problem_of(np.zeros((0, 2)), objective=objective)).value == 0.0
+
+
+def test_a_chain_on_one_device_takes_its_sum():
+    bound = lower_bound(problem_of([[1.0], [2.0], [4.0]], [(0, 1), (1, 2)]))
+    assert bound.parts == pytest.approx({"unit": 4.0, "area": 7.0, "path": 7.0})
+    assert bound.value == pytest.approx(7.0)
+
+
+def test_equal_ops_share_devices_by_speed():
+    seconds = np.ones((14, 1)) / [1.0, 2.0, 4.0]
+    for objective in ("latency", "throughput"):
+        problem = problem_of(seconds, objective=objective)
+        assert lower_bound(problem).parts["area"] == pytest.approx(14 / 7)
+
+
+def test_a_path_pays_for_each_change_of_device():
+    pins = {"op0": "d0", "op2": "d1"}
+    chain = problem_of(np.ones((3, 2)), [(0, 1), (1, 2)], sizes=[5.0, 3.0, 0.0], pins=pins)
+    assert lower_bound(chain).parts["path"] == pytest.approx(3 + 3)
+    together = replace(chain, graph=replace(chain.graph, group=np.array([0, 0, -1], np.int32)))
+    assert lower_bound(together).parts["path"] == pytest.approx(3 + 3)
+    together = replace(chain, graph=replace(chain.graph, group=np.array([-1, 0, 0], np.int32)))
+    assert lower_bound(together).parts["path"] == pytest.approx(3 + 5)
+    for problem in (chain, together):
+        assert lower_bound(problem).value == pytest.approx(brute_force(problem)[0])
+
+
+def test_a_fork_waits_for_its_slower_side():
+    """op1 and op2 are pinned apart, so op0 is far from one of them wherever it runs: only paths *through* op0 tell."""
+    problem = problem_of(np.ones((3, 2)), [(0, 1), (0, 2)], sizes=5.0, pins={"op1": "d0", "op2": "d1"})
+    assert lower_bound(problem).parts["path"] == pytest.approx(1 + 5 + 1)
+    assert lower_bound(problem).value == pytest.approx(brute_force(problem)[0])
+
+
+def test_a_parameter_at_home_elsewhere_is_streamed():
+    columns = {"op_kinds": ["parameter", "op"], "sizes": [5.0, 0.0]}
+    free = problem_of([[0.0, 0.0], [1.0, 1.0]], [(0, 1)], **columns)
+    assert lower_bound(free).value == pytest.approx(1.0)
+    streamed = replace(free, pins={"op0": "d0", "op1": "d1"})
+    assert lower_bound(streamed).value == pytest.approx(6.0) == brute_force(streamed)[0]
+
+
+def test_ops_that_must_share_a_device_take_turns():
+    problem = problem_of([[2.0, 3.0], [2.0, 3.0], [2.0, 1.0]], group=[0, 0, 0])
+    assert lower_bound(problem).parts["unit"] == pytest.approx(6.0)
+    assert lower_bound(problem).value == pytest.approx(brute_force(problem)[0])
+
+
+def test_weights_that_do_not_fit_the_fast_device_cost_time():
+    seconds = np.ones((8, 1)) * [1.0, 10.0]
+    roomy = problem_of(seconds, resident=1.0)
+    tight = problem_of(seconds, resident=1.0, sizes=0.0, memory=[4.0, math.inf])
+    assert lower_bound(roomy).value == pytest.approx(80 / 11)
+    assert lower_bound(tight).value == pytest.approx(40.0) == brute_force(tight)[0]
+    one_by_one = replace(tight, execution=Execution(concurrency="sequential"))
+    assert lower_bound(one_by_one).value == pytest.approx(44.0) == brute_force(one_by_one)[0]
+
+
+def test_a_unit_that_does_not_fit_the_fast_device_runs_elsewhere():
+    problem = problem_of([[1.0, 10.0]], resident=3.0, memory=[2.0, 4.0])
+    assert lower_bound(problem).parts["unit"] == pytest.approx(10.0)
+
+
+def test_each_phase_of_gpipe_has_its_own_busiest_device():
+    """Ops that are fast forward on one device and backward on the other, so that no device serves both phases well."""
+    seconds = [[1.0, 3.0], [1.0, 3.0], [3.0, 1.0], [3.0, 1.0]]
+    problem = problem_of(seconds, phase=[0, 0, 1, 1], objective="throughput")
+    together = lower_bound(problem).value
+    apart = lower_bound(replace(problem, execution=Execution(pipeline="gpipe"))).value
+    assert together == pytest.approx(2.0)
+    assert apart == pytest.approx(1.5 + 1.5)
+
+
+def test_models_queue_for_one_device():
+    columns = {"model": [0, 1, 2], "models": ["a", "b", "c"]}
+    problem = problem_of([[3.0], [1.0], [2.0]], objective="completion", **columns)
+    bound = lower_bound(problem)
+    assert bound.parts == pytest.approx({"alone": 1 + 2 + 3, "area": 1 + 3 + 6, "queue": 1 + 3 + 6})
+
+
+def test_models_on_their_own_devices_do_not_queue():
+    columns = {"model": [0, 1], "models": ["a", "b"]}
+    problem = problem_of([[3.0, 9.0], [9.0, 2.0]], objective="completion", **columns)
+    assert lower_bound(problem).value == pytest.approx(5.0) == brute_force(problem)[0]
+
+
+# ---- memory that cannot suffice --------------------------------------------------------------------------------------
+
+
+def test_too_much_for_all_devices_together_is_proved():
+    bound = lower_bound(problem_of(np.ones((3, 2)), resident=1.0, memory=[1.5, 1.4]))
+    assert bound.value == math.inf
+    assert bound.parts == {"memory": math.inf}
+    assert lower_bound(problem_of(np.ones((3, 2)), resident=1.0, memory=[1.5, 1.5])).value < math.inf
+
+
+def test_too_much_for_the_devices_that_some_ops_need_is_proved():
+    seconds = np.ones((4, 3))
+    seconds[:3, 2] = math.inf  # three of the ops cannot use the large device
+    assert lower_bound(problem_of(seconds, resident=1.0, memory=[1.0, 1.5, 9.0])).value == math.inf
+    assert lower_bound(problem_of(seconds, resident=1.0, memory=[1.0, 2.0, 9.0])).value < math.inf
+    assert lower_bound(problem_of(seconds, resident=1.0, memory=[1.0, 1.5, math.inf])).value == math.inf
+
+
+def test_an_exact_fit_is_not_called_too_much():
+    """A third is not a binary number: sums may land on either side of the capacity."""
+    thirds = np.full(9, 1 / 3)
+    memory = float(np.bincount(np.zeros(9, int), thirds)[0])
+    problem = problem_of(np.ones((9, 1)), resident=thirds, sizes=0.0, memory=memory)
+    assert lower_bound(problem).value == pytest.approx(9.0) == brute_force(problem)[0]
+
+
+# ---- what must not matter --------------------------------------------------------------------------------------------
+
+
+def random_problems(count: int = 60):
+    return [random_problem(np.random.default_rng(1000 + seed)) for seed in range(count)]
+
+
+def test_the_unit_of_time_does_not_matter():
+    for problem in random_problems():
+        links = tuple(
+            replace(link, latency=link.latency * 1e-6, bandwidth=link.bandwidth * 1e6) for link in problem.cluster.links
+        )
+        micro = replace(
+            problem,
+            cluster=replace(problem.cluster, links=links),
+            costs=Costs.create(problem.seconds * 1e-6),
+        )
+        assert lower_bound(micro).value == pytest.approx(lower_bound(problem).value * 1e-6, rel=1e-9)
+
+
+def test_the_numbering_of_ops_and_devices_does_not_matter():
+    for i, problem in enumerate(random_problems()):
+        rng = np.random.default_rng(i)
+        ops, devices = rng.permutation(problem.num_ops), rng.permutation(problem.num_devices)
+        bound = lower_bound(renumbered(problem, ops, devices))
+        assert bound.value == pytest.approx(lower_bound(problem).value, rel=1e-9)
+
+
+def renumbered(problem: Problem, ops: np.ndarray, devices: np.ndarray) -> Problem:
+    """The same problem with its ops and devices listed in another order."""
+    graph, cluster = problem.graph, problem.cluster
+    number = np.argsort(ops)
+    per_op = ("scratch", "resident", "phase", "model", "group")
+    shuffled = Graph.create(
+        op_names=[graph.op_names[op] for op in ops],
+        op_kinds=[graph.op_kinds[op] for op in ops],
+        tensor_producer=number[graph.tensor_producer],
+        tensor_bytes=graph.tensor_bytes,
+        edge_tensor=graph.edge_tensor,
+        edge_consumer=number[graph.consumers],
+        models=graph.models,
+        **{name: getattr(graph, name)[ops] for name in per_op},
+    )
+    moved = Cluster(tuple(cluster.devices[d] for d in devices), cluster.links)
+    costs = Costs.create(problem.seconds[ops][:, devices])
+    return replace(problem, graph=shuffled, cluster=moved, costs=costs)
+
+
+# ---- large problems --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_pricing_in_groups_comes_close_to_pricing_each_unit(monkeypatch, tight):
+    rng = np.random.default_rng(7)
+    n, devices = 1500, 4
+    seconds = rng.lognormal(0, 1, (n, devices))
+    seconds[rng.random((n, devices)) < 0.1] = math.inf
+    seconds[:, 0] = 3.0
+    resident = rng.lognormal(0, 1, n)
+    memory = resident.sum() * np.array([0.6, 0.2, 0.1, 0.2]) if tight else math.inf
+    problem = problem_of(seconds, resident=resident, memory=memory, objective="throughput")
+    in_groups = lower_bound(problem).value
+    monkeypatch.setattr(bounds, "_EXACT", n)
+    exactly = lower_bound(replace(problem)).value
+    assert exactly * (1 - 1e-3) < in_groups <= exactly * (1 + 1e-7)
+
+
+def test_the_bound_is_computed_once():
+    problem = problem_of(np.ones((2, 2)))
+    assert lower_bound(problem) is lower_bound(problem)

@@ -90,15 +90,19 @@ def test_equal_ops_share_devices_by_speed():
 
 
 def test_a_path_pays_for_each_change_of_device():
+    """The change happens after op1, whose output is the smaller."""
     pins = {"op0": "d0", "op2": "d1"}
-    chain = problem_of(np.ones((3, 2)), [(0, 1), (1, 2)], sizes=[5.0, 3.0, 0.0], pins=pins)
-    assert lower_bound(chain).parts["path"] == pytest.approx(3 + 3)
-    together = replace(chain, graph=replace(chain.graph, group=np.array([0, 0, -1], np.int32)))
-    assert lower_bound(together).parts["path"] == pytest.approx(3 + 3)
-    together = replace(chain, graph=replace(chain.graph, group=np.array([-1, 0, 0], np.int32)))
-    assert lower_bound(together).parts["path"] == pytest.approx(3 + 5)
-    for problem in (chain, together):
-        assert lower_bound(problem).value == pytest.approx(brute_force(problem)[0])
+    problem = problem_of(np.ones((3, 2)), [(0, 1), (1, 2)], sizes=[5.0, 3.0, 0.0], pins=pins)
+    assert lower_bound(problem).parts["path"] == pytest.approx(3 + 3)
+    assert lower_bound(problem).value == pytest.approx(brute_force(problem)[0])
+
+
+def test_a_path_does_not_part_ops_that_must_share_a_device():
+    """Each is fast where the other is slow, and moving between the devices is free."""
+    apart = problem_of([[1.0, 10.0], [10.0, 1.0]], [(0, 1)], sizes=0.0)
+    together = problem_of([[1.0, 10.0], [10.0, 1.0]], [(0, 1)], sizes=0.0, group=[0, 0])
+    assert lower_bound(apart).parts["path"] == pytest.approx(2.0)
+    assert lower_bound(together).parts["path"] == pytest.approx(11.0)
 
 
 def test_a_fork_waits_for_its_slower_side():

@@ -223,9 +223,9 @@ def validated(schema: type[D], data: Any) -> D:
         return schema.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])[1:]
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
         others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidInput(f"{place or 'the content'}: {_complaint(first)}{others}") from None
+        raise InvalidInput(f"{place.removeprefix('.') or 'the content'}: {_complaint(first)}{others}") from None
 
 
 _COMPLAINTS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -208,6 +208,8 @@ def plan(
     from placewise.driver import DEFAULT_PLANNER
     from placewise.report.table import describe_plan
 
+    if not out.parent.is_dir():  # better told now than after the budget is spent
+        raise InvalidInput(f"--out {out}: there is no folder {out.parent}")
     name = planner or DEFAULT_PLANNER
     found = _run(problem, name, budget, evaluations, seed, planners.parse_options(name, option or []))
     found.save(out)
@@ -235,6 +237,8 @@ def compare(
     from placewise.report.table import describe_comparison, gap_to
     from placewise.report.trace import to_trace
 
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
     infos = available()
     outcomes: dict[str, Plan | str] = {}
     interrupted = False
@@ -253,7 +257,6 @@ def compare(
     plans = [found for found in outcomes.values() if not isinstance(found, str)]
     best = min(plans, key=lambda found: found.value, default=None)
     if best and out:
-        out.mkdir(parents=True, exist_ok=True)
         best.save(out / "plan.json")
         write_text(out / "trace.json", to_trace(best))
     one_device = _best_single_device(problem)

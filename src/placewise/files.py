@@ -488,6 +488,8 @@ def _read_yaml(path: str | Path) -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys: set[str] = set()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue  # refused below
                 if key.value in keys:
                     problem = f"the key {key.value!r:.60} is given twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
@@ -500,11 +502,12 @@ def _read_yaml(path: str | Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InvalidInput(f"not a cluster in YAML{place}: {error.problem}") from None
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise InvalidInput(f"not a cluster in YAML{place}: {what}") from None
     except RecursionError:
         raise InvalidInput("lists or mappings are nested too deep") from None
     except (yaml.YAMLError, ValueError) as error:  # a character, a date or a number that cannot be
-        raise InvalidInput(f"not a cluster in YAML: {error}") from None
+        raise InvalidInput(f"not a cluster in YAML: {' '.join(str(error).split())}") from None
 
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------

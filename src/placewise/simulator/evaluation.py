@@ -74,7 +74,7 @@ def simulate(problem: Problem, placement: ArrayLike, order: Ints | None = None) 
     arrays = arrays_for(problem, order)
     n, edges = problem.num_ops, problem.graph.num_edges
     start, finish = np.zeros(n), np.zeros(n)
-    log = _Log.create(edges)
+    log = Log.create(edges)
     value, peak = np.empty(1), np.zeros((1, problem.num_devices))
     count = _run_kernel(problem, arrays, rows, order is not None, value, peak, log, start, finish)
     if problem.execution.memory == "static" or problem.objective == "throughput":
@@ -138,7 +138,7 @@ def _measure(
     peak = np.zeros((len(rows) if track else 0, problem.num_devices))
 
     def run(chunk: slice) -> None:
-        log = _Log.create(problem.graph.num_edges if track else 0)
+        log = Log.create(problem.graph.num_edges if track else 0)
         _run_kernel(problem, arrays, rows[chunk], order is not None, value[chunk], peak[chunk], log, None, None)
 
     workers = min(threads or _cores(), len(rows))
@@ -153,7 +153,7 @@ def _measure(
 
 
 @dataclass(frozen=True, eq=False)
-class _Log:
+class Log:
     """Room for transfers, as the kernels fill it."""
 
     tensor: NDArray[np.uint32]
@@ -164,7 +164,7 @@ class _Log:
     end: Floats
 
     @classmethod
-    def create(cls, size: int) -> _Log:
+    def create(cls, size: int) -> Log:
         return cls(*(np.empty(size, np.uint32) for _ in range(4)), np.empty(size), np.empty(size))
 
 
@@ -175,7 +175,7 @@ def _run_kernel(
     strict: bool,
     value: Floats,
     peak: Floats,
-    log: _Log,
+    log: Log,
     start: Floats | None,
     finish: Floats | None,
 ) -> int:

@@ -625,14 +625,15 @@ def run(
     values, peaks,
     # out, for a single row where recorded: times of ops, transfers
     record, start, finish, sent_tensor, sent_reader, sent_from, sent_to, sent_start, sent_end,
-    # partial runs: stop once the value is proved to reach the cutoff; begin at a checkpoint; save checkpoints
+    # partial runs: stop once the value must reach the cutoff; begin at a checkpoint; save checkpoints
     cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
 ):  # fmt: skip
     """Run each row of `rows`; returns the number of transfers recorded for the last one.
 
     A row may resume from checkpoint `resume[b]` (-1: from time zero) if no op that had booked an input or started by
     then is placed differently. `tail[i]` bounds the time from the start of op i to the end from below; it is trusted
-    for ops numbered `tail_from[b]` and up. A row that is cut off has the value infinity. With `save_every` > 0, the
+    for ops numbered `tail_from[b]` and up. A row whose value must reach the cutoff, by that bound or by the work that
+    a device has left, is dropped: its value is infinite. With `save_every` > 0, the
     state is saved whenever that many more ops have completed, and `sequence[i]` counts completions before op i's.
     """
     n, num_tensors = U(len(num_inputs)), U(len(size))
@@ -714,15 +715,13 @@ def run(
 @njit(cache=True, nogil=True)
 def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_byte, num_devices, row):
     """[N] time from the start of each op to the end if nothing ever waited for a device or a channel."""
-    n = len(op)
-    length = np.zeros(n)
-    for i in range(n - 1, -1, -1):
+    length = np.zeros(len(op))
+    for i in range(len(op) - 1, -1, -1):
         a = U(row[op[i]])
         longest = 0.0
         for k in range(tensor_ptr[i], tensor_ptr[i + 1]):
             for e in range(consumer_ptr[k], consumer_ptr[k + 1]):
-                d = U(row[op[consumer[e]]])
-                link = a * num_devices + d
+                link = a * num_devices + U(row[op[consumer[e]]])
                 longest = max(longest, latency[link] + size[k] * per_byte[link] + length[consumer[e]])
         length[i] = seconds[U(i) * num_devices + a] + longest
     return length

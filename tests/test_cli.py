@@ -1,0 +1,499 @@
+"""The command line, as a newcomer and as a hostile user see it."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from placewise import cli, planners
+from placewise.cluster import Cluster, Device, full_mesh
+from placewise.costs import Costs
+from placewise.files import load_cluster, load_graph, load_plan, save_problem
+from placewise.graph import GraphBuilder
+from placewise.problem import OBJECTIVES, Problem
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = ["plan", "compare", "simulate", "explain", "export", "planners"]
+ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty folder; gives the exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str | Path) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["placewise", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return SimpleNamespace(code=stopped.value.code, out=out, err=err)
+
+    return run
+
+
+def diamond(**settings) -> Problem:
+    """`a` feeds `b` and an op with an odd name, which feed `d=e`; 1 s each on gpu, 3 s on cpu; 0.1 s a transfer."""
+    build = GraphBuilder("diamond")
+    (a,) = build.op("a", kind="op", outputs=[1.0], resident=4.0)
+    (b,) = build.op("b", kind="op", inputs=[a], outputs=[1.0], resident=4.0)
+    (c,) = build.op(ODD, kind="op", inputs=[a], outputs=[1.0], resident=4.0)
+    build.op("d=e", kind="op", inputs=[b, c], resident=4.0)
+    cluster = full_mesh([Device("gpu", memory=100.0), Device("cpu", memory=100.0)], bandwidth=10.0, name="box")
+    return Problem(build.graph(), cluster, Costs.create([[1.0, 3.0]] * 4), **settings)
+
+
+@pytest.fixture
+def problem(tmp_path) -> Path:
+    save_problem(diamond(), tmp_path / "diamond.json")
+    return tmp_path / "diamond.json"
+
+
+@pytest.fixture
+def plan(run, problem) -> Path:
+    assert run("plan", problem, "--planner", "heft").code == 0
+    return problem.parent / "plan.json"
+
+
+def assert_80_columns(text: str) -> None:
+    too_long = [line for line in text.splitlines() if len(line) > 80]
+    assert not too_long
+
+
+# ---- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command(run):
+    help_text = run("--help").out
+    assert all(f"\n  {command} " in help_text for command in COMMANDS)
+    assert run("--version").out == "placewise 0.1.0\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(run, command):
+    result = run(command, "--help")
+    assert result.code == 0
+    assert result.out.startswith(f"Usage: placewise {command}")
+    assert_80_columns(result.out)
+
+
+def test_choices_are_those_of_the_library():
+    assert cli.Goal.__origin__.__args__[0].__args__ == OBJECTIVES
+
+
+def test_the_shell_completes_names(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert cli._complete_planner("he") == ["heft"]
+    assert "llama-3-8b" in cli._complete_model("lla")
+    assert "LICENSE" in cli._complete_model("LIC")
+    assert "two-gpus-one-host" in cli._complete_cluster("two")
+
+
+# ---- plan ------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_prints_a_table_and_writes_the_plan(run, problem):
+    result = run("plan", problem, "--planner", "heft")
+    assert result.code == 0
+    assert result.out.startswith("diamond on box: latency ")
+    assert result.out.count("\n| ") == 4  # header, rule, two devices
+    assert result.err == "wrote plan.json\n"
+    assert load_plan("plan.json").planner == "heft"
+
+
+def test_plan_as_json(run, problem, tmp_path):
+    result = run(
+        "plan", problem, "--planner", "random", "-o", "samples=50", "--seed", "3", "--out", "p.json.gz", "--json"
+    )
+    facts = json.loads(result.out)
+    found = load_plan(tmp_path / "p.json.gz")
+    assert facts["value"] == found.value
+    assert facts["options"] == {"samples": 50}
+    assert facts["seed"] == 3
+    assert facts["plan"] == "p.json.gz"
+    assert facts["devices"]["gpu"]["memory"] == 100.0
+
+
+def test_the_default_planner_and_an_evaluation_budget(run, problem):
+    facts = json.loads(run("plan", problem, "--budget", "1s", "--evaluations", "40", "--json").out)
+    assert facts["evaluations"] <= 40
+    assert facts["value"] == 3.0 + 1.0 or facts["value"] < 4.0  # never worse than one device here
+
+
+@pytest.mark.parametrize(
+    ("options", "expect"),
+    [
+        (["--objective", "throughput"], lambda p: p.objective == "throughput"),
+        (["--objective", "completion"], lambda p: p.objective == "completion"),
+        (["--max-memory", "gpu=90B,cpu=1KiB"], lambda p: p.capacity.tolist() == [90.0, 1024.0]),
+        (["--pin", "d=e=cpu", "--pin", "a=gpu"], lambda p: p.pins == {"d=e": "cpu", "a": "gpu"}),
+        (["--forbid", "gpu"], lambda p: p.forbidden == ("gpu",)),
+        (["--contiguous", "--max-devices", "1"], lambda p: p.contiguous and p.max_devices == 1),
+        (["--contention", "none"], lambda p: p.execution.contention == "none"),
+        (["--concurrency", "sequential"], lambda p: p.execution.concurrency == "sequential"),
+    ],
+)
+def test_options_reach_the_problem(run, problem, options, expect):
+    assert run("plan", problem, "--planner", "random", *options).code == 0
+    found = load_plan("plan.json")
+    assert expect(found.problem)
+    for op, device in found.problem.pins.items():
+        assert found.devices[op] == device
+
+
+def test_options_leave_the_rest_of_the_file_alone(run, tmp_path):
+    from placewise.problem import Execution
+
+    save_problem(diamond(execution=Execution(sends="edge"), contiguous=True, pins={"a": "cpu"}), tmp_path / "p.json")
+    assert run("plan", "p.json", "--planner", "random", "--contention", "none").code == 0
+    found = load_plan("plan.json").problem
+    assert (found.execution.sends, found.execution.contention) == ("edge", "none")
+    assert found.contiguous
+    assert found.pins == {"a": "cpu"}
+
+
+def test_parameters_may_be_placed(run):
+    args = ("plan", "llama-3-8b", "--cluster", "two-gpus-one-host", "--planner", "single", "--json")
+    ops = [
+        sum(d["ops"] for d in json.loads(run(*args, *more).out)["devices"].values())
+        for more in ([], ["--place-parameters"])
+    ]
+    assert ops[0] < ops[1]
+
+
+def test_the_same_seed_gives_the_same_plan(run, problem, tmp_path):
+    for name in ("one.json", "two.json"):
+        run("plan", problem, "--planner", "random", "--seed", "5", "--out", name)
+    one, two = (load_plan(tmp_path / name) for name in ("one.json", "two.json"))
+    assert np.array_equal(one.placement, two.placement)
+
+
+# ---- compare ---------------------------------------------------------------------------------------------------------
+
+
+def test_compare_prints_one_row_per_planner(run, problem):
+    result = run("compare", problem, "--budget", "1s", "--out", "deep/out")
+    assert result.code == 0
+    rows = result.out.splitlines()
+    assert all(any(name in row for row in rows) for name in planners.available())
+    assert sum("best: " in row for row in rows) == 1
+    assert_80_columns(result.out)
+    assert "wrote deep/out/plan.json and deep/out/trace.json" in result.err
+    assert load_plan("deep/out/plan.json").value <= 4.0
+    assert json.loads(Path("deep/out/trace.json").read_text())["traceEvents"]
+
+
+def test_compare_marks_what_one_device_beats(run, tmp_path):
+    """A slow link: splitting the work at random never pays."""
+    build = GraphBuilder("wide")
+    tensors = [build.op(f"op{i}", kind="op", outputs=[1e9])[0] for i in range(8)]
+    build.op("sum", kind="op", inputs=tensors)
+    cluster = full_mesh([Device("a"), Device("b")], bandwidth=1e6)
+    save_problem(Problem(build.graph(), cluster, Costs.create(np.ones((9, 2)))), tmp_path / "wide.json")
+    result = run("compare", "wide.json", "--planners", "random,single", "--evaluations", "3")
+    assert re.search(r"random \* ", result.out)
+    assert "* One device alone takes 9.00 s." in result.out
+    facts = json.loads(run("compare", "wide.json", "--planners", "random,single", "--evaluations", "3", "--json").out)
+    assert facts["best"] == "single"
+    assert facts["one_device"] == 9.0
+    assert [row["beaten_by_one_device"] for row in facts["planners"]] == [True, False]
+
+
+def test_compare_says_why_a_planner_does_not_apply(run, problem):
+    result = run("compare", problem, "--planners", "heft,random", "--objective", "throughput", "--budget", "1s")
+    assert "- heft: plans for " in result.out
+    assert result.code == 0
+
+
+def test_compare_without_any_feasible_plan(run, problem):
+    """A device holds one op, and there are four: memory is enough in sum only for two."""
+    result = run("compare", problem, "--max-memory", "gpu=5,cpu=5", "--planners", "single,random", "--budget", "1s")
+    assert result.code == 3
+    assert result.err.startswith("error: ")
+
+
+def test_values_without_limits_are_null(run, tmp_path):
+    build = GraphBuilder("one")
+    build.op("x", kind="op")
+    save_problem(Problem(build.graph(), Cluster((Device("a"),)), Costs.create([[0.0]])), tmp_path / "one.json")
+    facts = json.loads(run("compare", "one.json", "--budget", "1s", "--json").out, parse_constant=pytest.fail)
+    assert facts["planners"][0]["devices"]["a"]["memory"] is None
+    for command in ("simulate", "explain"):
+        run("plan", "one.json", "--planner", "single")
+        assert run(command, "plan.json").code == 0
+
+
+# ---- simulate, explain, export ---------------------------------------------------------------------------------------
+
+
+def test_simulate(run, plan):
+    result = run("simulate", plan)
+    assert "Feasible" in result.out
+    assert_80_columns(result.out)
+    facts = json.loads(run("simulate", plan, "--json").out)
+    assert facts["feasible"] is True
+    assert facts["value"] == facts["makespan"] == load_plan(plan).value
+
+
+def test_explain(run, plan):
+    result = run("explain", plan)
+    assert result.code == 0
+    assert "| compute " in result.out
+    assert_80_columns(result.out)
+    facts = json.loads(run("explain", plan, "--json").out)
+    assert sum(facts["by_kind"].values()) == pytest.approx(facts["value"])
+    assert facts["chain"][0]["op"] == "a"
+    assert max(facts["bound_parts"].values()) <= facts["value"]
+
+
+def test_explain_a_pipeline(run, problem):
+    run("plan", problem, "--planner", "random", "--objective", "throughput")
+    assert "sets the pace" in run("explain", "plan.json").out
+
+
+@pytest.mark.parametrize("op", ["a", "d=e", ODD])
+def test_explain_one_op(run, plan, op):
+    result = run("explain", plan, "--op", op)
+    assert "as planned" in result.out
+    assert_80_columns(result.out)
+    assert "\x1b" not in result.out
+    moves = json.loads(run("explain", plan, "--op", op, "--json").out)["moves"]
+    assert [move["device"] for move in moves] == ["gpu", "cpu"]
+    assert sum(move["is_current"] for move in moves) == 1
+
+
+def test_export_writes_nothing_but_the_trace_to_stdout(run, plan):
+    result = run("export", plan, "--to", "trace")
+    assert json.loads(result.out)["traceEvents"]
+    assert result.err == ""
+    assert run("export", plan, "--to", "trace", "--out", "trace.json").err == "wrote trace.json\n"
+    assert Path("trace.json").read_text() == result.out
+
+
+# ---- planners --------------------------------------------------------------------------------------------------------
+
+
+def test_planners(run, problem):
+    result = run("planners")
+    assert all(f"{name}\n" in result.out for name in planners.available())
+    assert_80_columns(result.out)
+    assert "Applies." in run("planners", problem).out
+    assert "Does not apply: plans for" in run("planners", problem, "--objective", "throughput").out
+    rows = json.loads(run("planners", problem, "--json").out)["planners"]
+    assert {row["planner"] for row in rows} == set(planners.available())
+    assert all(row["applies"] for row in rows if row["planner"] in ("single", "heft"))
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+WRONG = [
+    (["plan", "nothing-like-it"], 2, "neither a file nor a bundled model"),
+    (["plan", "llama-3-8b"], 2, "needs a cluster"),
+    (["plan", "llama-3-8b", "--cluster", "nowhere"], 2, "nowhere"),
+    (["plan", "diamond.json", "--cluster", "two-gpus-one-host"], 2, "already has a cluster"),
+    (["plan", "diamond.json", "--budget", "5 bananas"], 2, "bananas"),
+    (["plan", "diamond.json", "--budget", "0s"], 2, "above zero"),
+    (["plan", "diamond.json", "--budget", "-3s"], 2, "zero or more"),
+    (["plan", "diamond.json", "--evaluations", "0"], 2, "above zero"),
+    (["plan", "diamond.json", "--planner", "magic"], 4, "magic"),
+    (["plan", "diamond.json", "--planner", "heft", "--objective", "throughput"], 4, "not throughput"),
+    (["plan", "diamond.json", "--planner", "random", "-o", "samples=many"], 2, "samples"),
+    (["plan", "diamond.json", "--planner", "random", "-o", "samples"], 2, "key=value"),
+    (["plan", "diamond.json", "--planner", "random", "-o", "depth=2"], 2, "no option 'depth'"),
+    (["plan", "diamond.json", "--pin", "a"], 2, "NAME=VALUE"),
+    (["plan", "diamond.json", "--pin", "z=gpu"], 2, "no op named 'z'"),
+    (["plan", "diamond.json", "--pin", "a=tpu"], 2, "tpu"),
+    (["plan", "diamond.json", "--forbid", "tpu"], 2, "tpu"),
+    (["plan", "diamond.json", "--forbid", "gpu", "--forbid", "cpu"], 2, "may run on no device"),
+    (["plan", "diamond.json", "--max-memory", "gpu"], 2, "NAME=VALUE"),
+    (["plan", "diamond.json", "--max-memory", "gpu=lots"], 2, "lots"),
+    (["plan", "diamond.json", "--max-memory", "gpu=1,cpu=1", "--planner", "heft"], 3, "fit"),
+    (["plan", "diamond.json", "--max-devices", "0"], 2, "1 or more"),
+    (["plan", "diamond.json", "--out", "no/such/folder/plan.json"], 2, "no folder"),
+    (["plan", "diamond.json", "--concurrency", "sequential", "--objective", "throughput"], 2, "sequential"),
+    (["compare", "diamond.json", "--planners", "heft,magic"], 2, "magic"),
+    (["compare", "diamond.json", "--out", "diamond.json"], 1, "diamond.json"),
+    (["simulate", "missing.json"], 2, "missing.json"),
+    (["simulate", "."], 2, "directory"),
+    (["simulate", "diamond.json"], 2, "diamond.json"),
+    (["explain", "noise"], 2, "noise"),
+    (["export", "noise", "--to", "trace"], 2, "noise"),
+    (["planners", "noise"], 2, "noise"),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_an_error_is_one_line_with_an_exit_code(run, problem, args, code, message):
+    Path("noise").write_bytes(b"\xff\x00 not a file of ours")
+    result = run(*args)
+    assert result.code == code
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    assert message in result.err
+    assert not Path("plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["fly"],
+        ["plan"],
+        ["plan", "x", "--objective", "joy"],
+        ["plan", "x", "--seed", "one"],
+        ["export", "x"],
+        ["export", "x", "--to", "cake"],
+    ],
+)
+def test_wrong_usage_exits_with_2(run, args):
+    result = run(*args)
+    assert result.code == 2
+    assert result.out == ""
+    assert "Error" in result.err
+
+
+def test_an_unknown_op_is_named(run, plan):
+    result = run("explain", plan, "--op", "nope")
+    assert (result.code, result.err) == (2, "error: graph 'diamond' has no op named 'nope'\n")
+
+
+# ---- as a process ----------------------------------------------------------------------------------------------------
+
+
+def placewise(*args: str | Path, **settings) -> subprocess.Popen:
+    command = [sys.executable, "-c", "from placewise.cli import main; main()", *map(str, args)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings)
+
+
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_ctrl_c_keeps_the_best_so_far(problem, command, tmp_path):
+    more = ["--planner", "random", "-o", "samples=1000000000"] if command == "plan" else ["--out", "."]
+    process = placewise(command, problem, "--budget", "5min", *more, cwd=tmp_path)
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err
+    assert process.returncode == 130
+    assert b"interrupted" in err
+    assert b"| gpu " in out or b"random" in out
+    assert load_plan(tmp_path / "plan.json").problem.graph.name == "diamond"
+
+
+def test_a_reader_that_goes_away_is_no_error(plan):
+    process = placewise("export", plan, "--to", "trace")
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert err == b""
+
+
+def test_a_terminal_without_unicode_is_no_error(plan):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    out, err = placewise("explain", plan, "--op", ODD, env=environment).communicate(timeout=60)
+    assert (err, b"as planned" in out) == (b"", True)
+
+
+def test_progress_is_shown_on_a_terminal_and_stays_off_stdout(problem, tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from placewise.cli import main; main()", "plan", problem, "--planner", "random"]
+    command += ["-o", "samples=1000000000", "--budget", "2s", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, cwd=tmp_path, env=os.environ | {"TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(ours, 1024)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            shown += piece
+        out = process.stdout.read()
+    os.close(ours)
+    assert json.loads(out)["planner"] == "random"
+    assert b"evaluations" in shown
+    assert b"wrote plan.json" in shown
+
+
+# ---- what the documentation shows ------------------------------------------------------------------------------------
+
+
+def fences(path: str, language: str) -> list[str]:
+    text = (ROOT / path).read_text()
+    return [body for found, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if found == language]
+
+
+def readme_commands() -> list[str]:
+    lines = [line for block in fences("README.md", "") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("placewise ")]
+
+
+def test_the_readme_shows_every_command():
+    assert {line.split()[1] for line in readme_commands()} == set(COMMANDS)
+
+
+def test_the_commands_of_the_readme_run(run):
+    for line in readme_commands():
+        args = shlex.split(line, comments=True)[1:]
+        if args[0] in ("plan", "compare"):
+            args += ["--budget", "0.3s"]
+        result = run(*args)
+        assert result.code == 0, f"{line}: {result.err}"
+        assert_80_columns(result.out)
+
+
+def test_the_python_of_the_readme_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    five_lines, example = fences("README.md", "python")
+    exec(five_lines, {})
+    assert load_plan("plan.json").planner == "heft"
+    assert example.strip() in (ROOT / "examples/my_planner.py").read_text()
+
+
+def test_the_example_runs():
+    done = subprocess.run([sys.executable, ROOT / "examples/my_planner.py"], capture_output=True, text=True, check=True)
+    assert "by noisy-greedy" in done.stdout
+
+
+def test_the_planner_of_the_docs_runs():
+    (code,) = fences("docs/add-a-planner.md", "python")
+    script = (
+        code
+        + """
+import placewise as pw
+print(pw.plan(pw.load_problem("inception-v3", "four-gpus"), "my-idea", budget=pw.Budget(evaluations=20)).summary())
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "by my-idea" in done.stdout
+
+
+def test_the_files_of_the_docs_load(tmp_path):
+    (graph,) = fences("docs/file-formats.md", "json")
+    (tmp_path / "graph.json").write_text(graph)
+    assert load_graph(tmp_path / "graph.json").num_edges == 2
+    for page in ("docs/file-formats.md", "README.md"):
+        (cluster,) = fences(page, "yaml")
+        (tmp_path / "box.yaml").write_text(cluster)
+        assert load_cluster(tmp_path / "box.yaml").device_names == ("gpu0", "cpu")
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -550,7 +550,7 @@ def test_a_plan_must_fit_into_memory(tmp_path):
 BOX = """
 name: pc-unequal
 devices:
-  - {name: gpu0, kind: gpu, memory: 24GiB, flops: {float32: 35TFLOPS, bfloat16: 140TFLOPS}, bandwidth: 9e11, launch: 5us}
+  - {name: gpu0, kind: gpu, memory: 24GiB, flops: {float32: 35TFLOPS, int8: 140TFLOPS}, bandwidth: 9e11, launch: 5us}
   - {name: gpu1, memory: 1e9}
   - {name: cpu, kind: cpu, memory: null, flops: {default: 1TFLOPS}, bandwidth: 60GB/s, copies: false}
 links:
@@ -571,7 +571,7 @@ def test_cluster_by_hand(box):
     cluster = files.load_cluster(box)
     assert cluster.name == "pc-unequal"
     assert cluster.devices == (
-        Device("gpu0", "gpu", 24 * 2.0**30, {"float32": 35e12, "bfloat16": 140e12}, 900e9, 5 * 1e-6),
+        Device("gpu0", "gpu", 24 * 2.0**30, {"float32": 35e12, "int8": 140e12}, 900e9, 5 * 1e-6),
         Device("gpu1", "gpu", 1e9),
         Device("cpu", "cpu", math.inf, {"default": 1e12}, 60e9, 0.0, copies=False),
     )

@@ -283,7 +283,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
     import yaml
 
     with _naming(path):
-        _write(path, yaml.safe_dump(_cluster_out(cluster), sort_keys=False, allow_unicode=True, width=120))
+        _write(path, yaml.safe_dump(_cluster_out(cluster), sort_keys=False, width=120))
 
 
 def _build_cluster(data: ClusterData) -> Cluster:

@@ -1,0 +1,191 @@
+"""Local search over placements: move a unit, swap two, move a connected piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.driver import Context
+from placewise.graph import Ints
+from placewise.planners import planner
+from placewise.planners.blocks import blocks_by_load, fill
+from placewise.planners.heft import heft
+from placewise.planners.single import all_on
+from placewise.problem import Problem
+from placewise.simulator.incremental import Incremental
+
+_BATCH = 32
+
+
+@planner("local-search")
+def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: int = 4) -> None:
+    """Moves, swaps and group moves from the best simple plan, with kicks when stuck (iterated local search).
+
+    `patience` is how many times as many moves as there are units may fail in a row before the current placement is
+    disturbed by `kick` random group moves; the search ends when three disturbances in a row bring nothing.
+    """
+    for placement, order in _simple_plans(problem, ctx):
+        ctx.evaluate(placement, order)
+        if order is not None:
+            ctx.evaluate(placement)
+    if ctx.best is None or problem.num_units == 0 or problem.num_devices == 1:
+        return
+    moves = _Moves(problem, ctx.rng)
+    current = _Current(problem, ctx, ctx.best[0])
+    home, home_value = current.placement.copy(), current.value
+    failed, fruitless = 0, 0
+    while not ctx.should_stop():
+        if current.improve(moves):
+            failed = 0
+            continue
+        failed += _BATCH
+        if failed < patience * problem.num_units:
+            continue
+        if current.value < home_value * (1 - 1e-9):
+            home, home_value, fruitless = current.placement.copy(), current.value, 0
+        elif fruitless == 3:
+            return
+        fruitless, failed = fruitless + 1, 0
+        current.move_to(moves.kicked(home, kick))
+
+
+def _simple_plans(problem: Problem, ctx: Context) -> list[tuple[Ints, Ints | None]]:
+    """Where to start: one device, blocks, and HEFT where it applies."""
+    found: list[tuple[Ints, Ints | None]] = [(all_on(problem, d), None) for d in range(problem.num_devices)]
+    found += [(fill(problem, np.inf)[0], None), (blocks_by_load(problem, ctx), None)]
+    if problem.objective != "throughput" and not problem.contiguous and problem.max_devices is None:
+        found.append(heft(problem, ctx))
+    return found
+
+
+class _Current:
+    """The placement that the search stands on, and what its neighbours are worth."""
+
+    def __init__(self, problem: Problem, ctx: Context, placement: Ints) -> None:
+        self._problem, self._ctx = problem, ctx
+        simulated = problem.objective != "throughput" and problem.execution.concurrency == "parallel"
+        self._incremental = Incremental(problem, placement) if simulated else None
+        self.placement = placement
+        self.value = ctx.evaluate(placement)
+
+    def improve(self, moves: _Moves) -> bool:
+        """Try a batch of moves and take the best that helps."""
+        candidates, changed = moves.batch(self.placement, _BATCH)
+        if not len(candidates):
+            return False
+        if self._incremental is None:
+            values = self._ctx.evaluate_batch(candidates)
+        else:
+            values = self._incremental.probe(candidates, changed, self.value)
+            self._ctx.spend(len(candidates))
+        for b in np.argsort(values, kind="stable").tolist():
+            if not values[b] < self.value * (1 - 1e-12):
+                return False
+            # The full evaluation also knows memory and the other constraints.
+            if self._incremental is None or self._ctx.evaluate(candidates[b]) < np.inf:
+                self.placement, self.value = candidates[b], float(values[b])
+                if self._incremental is not None:
+                    self._incremental.accept(self.placement)
+                return True
+        return False
+
+    def move_to(self, placement: Ints) -> None:
+        """Stand on another placement, better or not, if it keeps the constraints."""
+        value = self._ctx.evaluate(placement)
+        if value < np.inf:
+            self.placement, self.value = placement, value
+            if self._incremental is not None:
+                self._incremental.accept(placement)
+
+
+class _Moves:
+    """Random changes that keep colocation, pins, allowed devices and (resident) memory."""
+
+    def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
+        graph = problem.graph
+        self._problem, self._rng = problem, rng
+        allowed = problem.per_unit(problem.allowed, np.logical_and)
+        self._choices = [np.flatnonzero(row) for row in allowed]
+        self._allowed = allowed
+        self._movable = np.flatnonzero(allowed.sum(axis=1) > 1)
+        self._resident = problem.per_unit(graph.resident_bytes)
+        by_unit = np.argsort(problem.unit, kind="stable")
+        self._ops = np.split(by_unit, np.searchsorted(problem.unit[by_unit], np.arange(1, problem.num_units)))
+        self._first = np.array([ops[0] for ops in self._ops])
+        ends = problem.unit[graph.edge_producer], problem.unit[graph.consumers]
+        source, target = np.concatenate(ends), np.concatenate(ends[::-1])
+        order = np.argsort(source, kind="stable")
+        self._neighbour = target[order]
+        self._neighbour_ptr = np.searchsorted(source[order], np.arange(problem.num_units + 1))
+
+    def batch(self, placement: Ints, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
+        """Up to `count` changed placements and the ops that changed in each."""
+        if not len(self._movable):
+            return np.zeros((0, len(placement)), np.int32), []
+        device = placement[self._first]
+        used = np.bincount(device, self._resident, self._problem.num_devices)
+        kinds: tuple[Callable[[Ints], dict[int, int]], ...] = (self._move, self._move, self._swap, self._group)
+        rows, changed = [], []
+        for kind in self._rng.integers(0, len(kinds), count).tolist():
+            change = kinds[kind](device)
+            if change and self._fits(device, used, change):
+                row = placement.copy()
+                ops: list[int] = []
+                for unit, d in change.items():
+                    row[self._ops[unit]] = d
+                    ops.extend(self._ops[unit].tolist())
+                rows.append(row)
+                changed.append(ops)
+        return np.array(rows, np.int32).reshape(-1, len(placement)), changed
+
+    def kicked(self, placement: Ints, times: int) -> Ints:
+        """A placement some group moves away."""
+        device = placement[self._first].copy()
+        for _ in range(times):
+            for unit, d in self._group(device).items():
+                device[unit] = d
+        return device[self._problem.unit]
+
+    def _move(self, device: Ints) -> dict[int, int]:
+        unit = int(self._rng.choice(self._movable))
+        target = self._target(unit, device)
+        return {unit: target} if target != device[unit] else {}
+
+    def _swap(self, device: Ints) -> dict[int, int]:
+        a, b = self._rng.choice(self._movable, 2).tolist()
+        x, y = int(device[a]), int(device[b])
+        return {a: y, b: x} if x != y and self._allowed[a, y] and self._allowed[b, x] else {}
+
+    def _group(self, device: Ints) -> dict[int, int]:
+        """A connected piece of what is on one device, of 2 to 32 units."""
+        seed = int(self._rng.choice(self._movable))
+        target = self._target(seed, device)
+        size = int(2 ** self._rng.integers(1, 6))
+        piece, seen = [seed], {seed}
+        for unit in piece:
+            if len(piece) >= size or target == device[seed]:
+                break
+            for other in self._neighbour[self._neighbour_ptr[unit] : self._neighbour_ptr[unit + 1]].tolist():
+                if other not in seen and device[other] == device[seed] and self._allowed[other, target]:
+                    seen.add(other)
+                    piece.append(other)
+        return {unit: target for unit in piece[:size]} if target != device[seed] else {}
+
+    def _target(self, unit: int, device: Ints) -> int:
+        """Half the time the device of a neighbour, else any."""
+        low, high = self._neighbour_ptr[unit], self._neighbour_ptr[unit + 1]
+        if low < high and self._rng.random() < 0.5:
+            near = int(device[self._neighbour[self._rng.integers(low, high)]])
+            if self._allowed[unit, near]:
+                return near
+        return int(self._rng.choice(self._choices[unit]))
+
+    def _fits(self, device: Ints, used: NDArray[np.float64], change: dict[int, int]) -> bool:
+        after = used.copy()
+        for unit, d in change.items():
+            after[device[unit]] -= self._resident[unit]
+            after[d] += self._resident[unit]
+        over = after > self._problem.capacity
+        return not (over & (after > used)).any()

@@ -165,7 +165,7 @@ def test_models_on_their_own_devices_do_not_queue():
 
 
 def test_a_small_model_beside_a_large_one_is_bounded_by_its_own_area():
-    """The large model keeps d0 busy, so d0's time has all the price; alone, the small model still needs both devices."""
+    """The large model gives all the price to d0's time; alone, the small one still needs both devices."""
     seconds = [[1.0, 1.0]] * 4 + [[100.0, math.inf]]
     columns = {"model": [0, 0, 0, 0, 1], "models": ["small", "large"]}
     problem = problem_of(seconds, objective="completion", **columns)
@@ -173,7 +173,7 @@ def test_a_small_model_beside_a_large_one_is_bounded_by_its_own_area():
 
 
 def test_the_first_model_to_finish_may_have_the_scarce_memory_to_itself():
-    """Half of the weights fit the fast device: both models together need 40 s, but the first might run as if all did."""
+    """Half of the weights fit the fast device: together the models need 40 s, but the first might run as if all did."""
     columns = {"model": [0] * 4 + [1] * 4, "models": ["a", "b"], "resident": 1.0, "sizes": 0.0}
     problem = problem_of(np.ones((8, 1)) * [1.0, 10.0], memory=[4.0, math.inf], objective="completion", **columns)
     assert lower_bound(problem).parts["area"] == pytest.approx(40 / 11 + 40)

@@ -1,12 +1,16 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placewise.costs import Costs
 from placewise.errors import InvalidInput
 from placewise.graph import Graph, GraphBuilder
+from placewise.simulator import simulate
 from placewise.transforms import collapse_parameters, contract, subgraph, with_backward
-from problems import random_graph
+from problems import random_graph, random_problem
 
 
 def network(tied=False, groups=(-1, -1)):
@@ -184,6 +188,28 @@ def test_a_parameter_that_nobody_reads_stays():
     assert build.graph().collapse_parameters().graph.digest == build.graph().digest
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_collapsing_is_exactly_the_restriction_to_resident_where_used(seed):
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng)
+    graph = replace(problem.graph, scratch=np.where(problem.graph.is_stored, 0.0, problem.graph.scratch))
+    problem = replace(problem, graph=graph)
+    collapsed = graph.collapse_parameters()
+    seconds = np.zeros((collapsed.graph.num_ops, problem.num_devices))
+    np.add.at(seconds, collapsed.label, problem.seconds)
+    smaller = replace(problem, graph=collapsed.graph, costs=Costs.create(seconds))
+
+    placement = rng.integers(0, problem.num_devices, smaller.num_units)[smaller.unit]
+    order = smaller.graph.topological_order
+    kept = [graph.op_index(name) for name in smaller.graph.op_names]
+    full_order = np.concatenate([np.setdiff1d(np.arange(graph.num_ops), kept), np.array(kept, int)[order]])
+    small = simulate(smaller, placement, order)
+    full = simulate(problem, collapsed.expand(placement), full_order.astype(np.int32))
+    assert small.value == pytest.approx(full.value)
+    assert small.peak == pytest.approx(full.peak)
+
+
 # ---- subgraph ------------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +254,18 @@ def test_backward_of_three_ops():
         ("y", "y:backward", 4),  # the result, where the backward pass begins
         ("y:backward", "x:backward", 8),  # gradients
         ("y:backward", "w:update", 100),
+    }
+
+
+def test_backward_of_an_op_without_outputs_waits_for_it():
+    build = GraphBuilder("net")
+    (x,) = build.op("x", kind="input", outputs=[8])
+    build.op("loss", kind="loss", inputs=[x])
+    assert edges(with_backward(build.graph())) == {
+        ("x", "loss", 8),
+        ("x", "loss:backward", 8),
+        ("loss", "loss:backward", 0),
+        ("loss:backward", "x:backward", 8),
     }
 
 

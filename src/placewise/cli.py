@@ -41,7 +41,7 @@ def main() -> None:
         _say(f"error: {error}")
         sys.exit(error.exit_code)
     except OSError as error:
-        _say(f"error: {error.filename or 'system'}: {error.strerror or error}")
+        _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}")
         sys.exit(1)
 
 
@@ -233,19 +233,17 @@ def compare(
 ) -> None:
     """Run many planners with the same budget each, and print one table."""
     from placewise.files import write_text
-    from placewise.planners import available
+    from placewise.planners import available, get
     from placewise.report.table import describe_comparison, gap_to
     from placewise.report.trace import to_trace
 
     if out:
         out.mkdir(parents=True, exist_ok=True)
-    infos = available()
+    chosen = [get(name) for name in (planners.split(",") if planners else available())]
     outcomes: dict[str, Plan | str] = {}
     interrupted = False
-    for name in planners.split(",") if planners else infos:
-        if name not in infos:
-            raise InvalidInput(f"there is no planner {name!r}; there are {', '.join(infos)}")
-        why_not = infos[name].why_not(problem)
+    for info in chosen:
+        name, why_not = info.name, info.why_not(problem)
         if interrupted or why_not:
             outcomes[name] = why_not or "interrupted"
             continue

@@ -133,10 +133,13 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
     held = np.where(stored, graph.resident_bytes * optimizer_bytes_per_parameter_byte, 0.0)
 
     # Mirror of op v is op n + v; the gradient of (tensor, consumer) is one tensor from the consumer's mirror.
+    # An op without outputs hands its mirror an empty tensor, so that its backward does not begin before it has run.
     producer, consumer = graph.edge_producer, graph.consumers
     unread = np.flatnonzero(np.diff(graph.consumer_ptr) == 0)
     gradients = graph.num_tensors + np.arange(graph.num_edges)
     activations = ~stored[producer]
+    mute = np.flatnonzero((np.bincount(graph.tensor_producer, minlength=n) == 0) & ~stored)
+    signals = graph.num_tensors + graph.num_edges + np.arange(len(mute))
     columns = _columns(graph, np.arange(n))
     doubled = {
         key: np.concatenate([columns[key], columns[key] * factor])
@@ -154,11 +157,11 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
         model=np.tile(graph.model, 2),
         group=np.tile(group, 2),
         models=graph.models,
-        tensor_producer=np.concatenate([graph.tensor_producer, n + consumer]),
-        tensor_bytes=np.concatenate([graph.tensor_bytes, graph.tensor_bytes[graph.edge_tensor]]),
-        edge_tensor=np.concatenate([graph.edge_tensor, gradients, graph.edge_tensor[activations], unread]),
+        tensor_producer=np.concatenate([graph.tensor_producer, n + consumer, mute]),
+        tensor_bytes=np.concatenate([graph.tensor_bytes, graph.tensor_bytes[graph.edge_tensor], np.zeros(len(mute))]),
+        edge_tensor=np.concatenate([graph.edge_tensor, gradients, graph.edge_tensor[activations], unread, signals]),
         edge_consumer=np.concatenate(
-            [consumer, n + producer, n + consumer[activations], n + graph.tensor_producer[unread]]
+            [consumer, n + producer, n + consumer[activations], n + graph.tensor_producer[unread], n + mute]
         ),
     )
 

@@ -97,28 +97,28 @@ def describe_simulation(plan: Plan) -> str:
 def describe_comparison(outcomes: Mapping[str, Plan | str], one_device: float) -> str:
     """What `placewise compare` prints: a plan, or the reason why there is none, for each planner."""
     plans = sorted((found for found in outcomes.values() if isinstance(found, Plan)), key=lambda plan: plan.value)
-    bound = max((plan.lower_bound for plan in plans), default=0.0)
-    rows = []
-    for plan in plans:
-        mark = " *" if plan.value > one_device else ""
-        best = "best: " if plan is plans[0] else ""
-        rows.append([
-            best + plan.planner + mark, format_seconds(plan.value), f"{gap_to(bound, plan):.1%}",
-            fullest_device(plan.timeline), f"{plan.seconds:.1f}", f"{plan.evaluations:,}",
-        ])  # fmt: skip
     reasons = {name: found for name, found in outcomes.items() if isinstance(found, str)}
-    rows += [[name, "-", "-", "-", "-", "-"] for name in reasons]
-    parts = [table(["planner", "value", "gap", "fullest device", "seconds", "evaluations"], "lrrlrr", rows)]
+    bound = max((plan.lower_bound for plan in plans), default=0.0)
+    parts, rows, notes = [], [], []
     if plans:
-        problem = plans[0].problem
+        problem, best = plans[0].problem, plans[0].value
         title = f"{problem.graph.name} on {problem.cluster.name}: {problem.objective} of {problem.num_ops} ops, "
         title += f"{problem.num_devices} devices. No plan is below {format_seconds(bound)}."
-        parts.insert(0, fill(printable(title), WIDTH))
-    notes = [f"- {name}: {reason}" for name, reason in reasons.items()]
-    if any(plan.value > one_device for plan in plans):
-        notes.insert(0, f"* One device alone takes {format_seconds(one_device)}.")
-    if notes:
-        parts.append("\n".join(fill(printable(note), WIDTH, subsequent_indent="  ") for note in notes))
+        parts.append(fill(printable(title), WIDTH))
+        notes.append("> the best")
+        if plans[-1].value > one_device:
+            notes.append(f"* one device alone is better: {format_seconds(one_device)}")
+    for plan in plans:
+        mark = ">" if plan.value == best else "*" if plan.value > one_device else " "
+        rows.append([
+            f"{mark} {plan.planner}", format_seconds(plan.value), f"{gap_to(bound, plan):.1%}",
+            fullest_device(plan.timeline), f"{plan.seconds:.1f}", f"{plan.evaluations:,}",
+        ])  # fmt: skip
+    for name, reason in reasons.items():
+        rows.append([f"- {name}", "-", "-", "-", "-", "-"])
+        notes.append(f"- {name}: {reason}")
+    parts.append(table(["planner", "value", "gap", "fullest", "seconds", "evaluations"], "lrrlrr", rows))
+    parts.append("\n".join(fill(printable(note), WIDTH, subsequent_indent="  ") for note in notes))
     return "\n\n".join(parts)
 
 
@@ -188,8 +188,8 @@ def _chain(why: Explanation) -> list[str]:
         for s in (why.stretches[i] for i in longest)
     ]
     parts = ["The chain that ends last decides. Its time goes to:\n\n" + table(["kind", "time", "share"], "lrr", kinds)]
-    header = ["module", "compute", "transfer", "wait device", "wait channel", "share"]
-    parts.append("By module:\n\n" + table(header, "lrrrrr", modules))
+    header = ["module", "compute", "transfer", "device", "channel", "share"]
+    parts.append("By module (device, channel: waiting for it):\n\n" + table(header, "lrrrrr", modules))
     title = (
         "In order"
         if len(longest) == len(why.stretches)

@@ -86,8 +86,8 @@ def simulate(problem: Problem, placement: ArrayLike, order: Ints | None = None) 
     transfers = Transfers(
         tensor=arrays.tensor[log.tensor[:count]].astype(np.int32),
         reader=arrays.op[log.reader[:count]].astype(np.int32),
-        source=log.source[:count].astype(np.int32),
-        target=log.target[:count].astype(np.int32),
+        source=(log.link[:count] // problem.num_devices).astype(np.int32),
+        target=(log.link[:count] % problem.num_devices).astype(np.int32),
         start=log.start[:count],
         finish=log.end[:count],
     )
@@ -158,14 +158,13 @@ class Log:
 
     tensor: NDArray[np.uint32]
     reader: NDArray[np.uint32]
-    source: NDArray[np.uint32]
-    target: NDArray[np.uint32]
+    link: NDArray[np.uint32]  # source * D + target
     start: Floats
     end: Floats
 
     @classmethod
     def create(cls, size: int) -> Log:
-        return cls(*(np.empty(size, np.uint32) for _ in range(4)), np.empty(size), np.empty(size))
+        return cls(*(np.empty(size, np.uint32) for _ in range(3)), np.empty(size), np.empty(size))
 
 
 def _run_kernel(
@@ -189,7 +188,7 @@ def _run_kernel(
     given = arrays._asdict()
     del given["tensor"]
     times = (record, nothing if start is None else start, nothing if finish is None else finish)
-    logs = (log.tensor, log.reader, log.source, log.target, log.start, log.end)
+    logs = (log.tensor, log.reader, log.link, log.start, log.end)
     per_edge = execution.sends == "edge"
     if execution.concurrency == "sequential":
         for unused in ("num_inputs", "sources", "via_ptr", "via"):
@@ -199,7 +198,7 @@ def _run_kernel(
     return int(
         kernel.run(
             *given.values(), devices, _U(arrays.num_channels), _U(models),
-            rows, strict, per_edge, _U(execution.prefetch), value, *(peak, *times, *logs) if track else (None,) * 10,
+            rows, strict, per_edge, _U(execution.prefetch), value, *(peak, *times, *logs) if track else (None,) * 9,
             *_TO_THE_END, np.full(len(rows), -1), *NO_CHECKPOINTS,
         )
     )  # fmt: skip

@@ -59,7 +59,7 @@ class Incremental:
         self.placement = np.array(placement, np.int32)
         value, peak = np.empty(1), np.zeros((1, self.problem.num_devices))
         log = self._log
-        logs = (log.tensor, log.reader, log.source, log.target, log.start, log.end)
+        logs = (log.tensor, log.reader, log.link, log.start, log.end)
         record = (peak, False, np.empty(0), np.empty(0), *logs)
         self._run(self.placement[None], value, record, np.inf, np.zeros(1, np.uint64), np.full(1, -1), self._spacing)
         self.value, self.peak = float(value[0]), peak[0]
@@ -81,7 +81,7 @@ class Incremental:
             first[b] = numbers.max(initial=-1) + 1
         values = np.empty(len(placements))
         limit = cutoff * (1 - 1e-12)  # a device that is never idle meets the cutoff only up to rounding
-        self._run(placements, values, (None,) * 10, limit if self._bounded else np.inf, first, resume, 0)
+        self._run(placements, values, (None,) * 9, limit if self._bounded else np.inf, first, resume, 0)
         values[values >= limit] = np.inf
         return values
 

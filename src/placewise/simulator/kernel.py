@@ -127,6 +127,21 @@ def _occupy(until, link, free, shared, via_ptr, via):
 
 
 @njit(cache=True, nogil=True, forceinline=True, _nrt=False)
+def _note_buffer(send, link, d, begins, next_in, link_head, link_tail, next_alloc):
+    """Memory: a copy will occupy device `d` once its transfer begins. Starts on one link never decrease (its channels
+    are serial; without channels a start is "now"), so a link's list stays sorted.
+    """
+    next_in[send] = -1
+    if link_head[link] < 0:
+        link_head[link] = np.int64(send)
+    else:
+        next_in[U(link_tail[link])] = np.int64(send)
+    link_tail[link] = np.int64(send)
+    if begins < next_alloc[d]:
+        next_alloc[d] = begins
+
+
+@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
 def _settle(
     d, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key, release_tensor,
     release_size, release_base, used, peak, counted,
@@ -180,7 +195,7 @@ def _load(store, at, values, count):
 def _run_rows(
     op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
     producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
-    strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_from, sent_to,
+    strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_link,
     sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
     place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running, work_left, free,
     model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor, stream_ptr, stream,
@@ -217,7 +232,6 @@ def _run_rows(
         for m in range(num_models):
             model_end[m] = 0.0
         sends = ZERO
-        noted = ZERO
         completed = ZERO
         num_newly = ZERO
         num_fetching = ZERO
@@ -252,16 +266,14 @@ def _run_rows(
                 next_alloc[d] = INF
             for i in range(len(link_head)):
                 link_head[i] = -1
-            for i in range(len(readers)):
-                readers[i] = 0
-            for k in range(num_tensors):
-                held_until[k] = 0.0
-                for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
-                    readers[k * num_devices + U(place[U(consumer[e])])] += np.int32(1)
-            for j in range(len(stored)):  # what is stored is never released at home: count a reader that never ends
+            for j in range(len(stored)):
                 i = U(stored[j])
                 for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
-                    readers[k * num_devices + U(place[i])] += np.int32(1)
+                    for d in range(num_devices):
+                        readers[k * num_devices + d] = 0
+                    for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
+                        readers[k * num_devices + U(place[U(consumer[e])])] += np.int32(1)
+                    readers[k * num_devices + U(place[i])] += np.int32(1)  # one that never ends: it stays at home
             for i in range(n):
                 used[U(place[i])] += resident[i]
             for d in range(num_devices):
@@ -402,9 +414,15 @@ def _run_rows(
                         for d in range(num_devices):
                             arrival[d] = -1.0
                         arrival[a] = now
+                        last_end = 0.0
+                        if peaks is not None:
+                            for d in range(num_devices):
+                                readers[k * num_devices + d] = 0
                         for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
                             reader = U(consumer[e])
                             d = U(place[reader])
+                            if peaks is not None:
+                                readers[k * num_devices + d] += np.int32(1)
                             link = a * num_devices + d
                             there = arrival[d]
                             if there < 0.0 or (per_edge and d != a):
@@ -413,12 +431,14 @@ def _run_rows(
                                 _occupy(there, link, free, shared, via_ptr, via)
                                 arrival[d] = there
                                 if peaks is not None:
+                                    last_end = there if there > last_end else last_end
+                                    _note_buffer(sends, link, d, begins, next_in, link_head, link_tail, next_alloc)
                                     sent_tensor[sends] = k
-                                    sent_reader[sends] = reader
-                                    sent_from[sends] = a
-                                    sent_to[sends] = d
+                                    sent_link[sends] = link
                                     sent_start[sends] = begins
-                                    sent_end[sends] = there
+                                    if record:
+                                        sent_reader[sends] = reader
+                                        sent_end[sends] = there
                                     sends += ONE
                             before = ready[reader]
                             ready[reader] = there if there > before else before
@@ -426,6 +446,11 @@ def _run_rows(
                             missing[reader] = left
                             newly[num_newly] = reader
                             num_newly += ONE if left == 0 else ZERO
+                        if peaks is not None:
+                            held_until[k] = last_end
+                            if last_end > 0.0 and readers[k * num_devices + a] == 0:
+                                base = a * (num_tensors + PAD)
+                                _push(release_key, release_tensor, release_size, base, a, last_end, k)
                     if streams and fetch_first[done] >= 0:
                         later = U(stream_at[done]) + prefetch
                         if later < U(stream_ptr[a + ONE]):
@@ -445,12 +470,13 @@ def _run_rows(
                         there = begins + (latency[link] + size[k] * per_byte[link])
                         _occupy(there, link, free, shared, via_ptr, via)
                         if peaks is not None:
+                            _note_buffer(sends, link, d, begins, next_in, link_head, link_tail, next_alloc)
                             sent_tensor[sends] = k
-                            sent_reader[sends] = i
-                            sent_from[sends] = home
-                            sent_to[sends] = d
+                            sent_link[sends] = link
                             sent_start[sends] = begins
-                            sent_end[sends] = there
+                            if record:
+                                sent_reader[sends] = i
+                                sent_end[sends] = there
                             sends += ONE
                         last_edge = U(edge) + ONE if per_edge else U(consumer_ptr[k + ONE])
                         for e in range(U(edge), last_edge):
@@ -493,19 +519,6 @@ def _run_rows(
                 num_newly = ZERO
 
                 if peaks is not None:
-                    while noted < sends:  # starts on one link never decrease, so its list stays sorted
-                        link = U(sent_from[noted]) * num_devices + U(sent_to[noted])
-                        next_in[noted] = -1
-                        if link_head[link] < 0:
-                            link_head[link] = np.int64(noted)
-                        else:
-                            next_in[U(link_tail[link])] = np.int64(noted)
-                        link_tail[link] = np.int64(noted)
-                        d = U(sent_to[noted])
-                        next_alloc[d] = min(next_alloc[d], sent_start[noted])
-                        k = U(sent_tensor[noted])
-                        held_until[k] = max(held_until[k], sent_end[noted])
-                        noted += ONE
                     if done < n:
                         _settle(
                             a, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key,
@@ -525,10 +538,6 @@ def _run_rows(
                                 else:
                                     base = a * (num_tensors + PAD)
                                     _push(release_key, release_tensor, release_size, base, a, held_until[k], k)
-                        for k in range(U(tensor_ptr[done]), U(tensor_ptr[done + ONE])):
-                            if held_until[k] > 0.0 and readers[k * num_devices + a] == 0:
-                                base = a * (num_tensors + PAD)
-                                _push(release_key, release_tensor, release_size, base, a, held_until[k], k)
                 if done == n or not tie:
                     break
             opening = False
@@ -624,7 +633,7 @@ def run(
     # out: the sum over models of their last completion (for one model: the makespan), and peak memory where tracked
     values, peaks,
     # out, for a single row where recorded: times of ops, transfers
-    record, start, finish, sent_tensor, sent_reader, sent_from, sent_to, sent_start, sent_end,
+    record, start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
     # partial runs: stop once the value must reach the cutoff; begin at a checkpoint; save checkpoints
     cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
 ):  # fmt: skip
@@ -703,8 +712,8 @@ def run(
     return _run_rows(
         op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
         producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
-        strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_from,
-        sent_to, sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word,
+        strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_link,
+        sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word,
         sequence, place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running,
         work_left, free, model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor,
         stream_ptr, stream, stream_at, fetching, readers, held_until, release_key, release_tensor, release_size,
@@ -731,7 +740,7 @@ def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_by
 def run_sequential(
     op, seconds, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs, producer, resident,
     scratch, latency, per_byte, num_devices, num_models, rows, per_edge, values, track, peaks,
-    record, start, finish, sent_tensor, sent_reader, sent_from, sent_to, sent_start, sent_end,
+    record, start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
 ):  # fmt: skip
     """One op or transfer at a time over the whole cluster: ops by priority, each after the inputs that it lacks.
 
@@ -799,8 +808,7 @@ def run_sequential(
                 if log:
                     sent_tensor[sends] = k
                     sent_reader[sends] = i
-                    sent_from[sends] = home
-                    sent_to[sends] = d
+                    sent_link[sends] = link
                     sent_start[sends] = begins
                     sent_end[sends] = now
                     sends += ONE

@@ -38,9 +38,14 @@ def run(capsys, monkeypatch, tmp_path):
             cli.main()
         out, err = capsys.readouterr()
         assert "Traceback" not in err
-        return SimpleNamespace(code=stopped.value.code, out=out, err=err)
+        return SimpleNamespace(code=stopped.value.code, out=out, err=without_compiling(err))
 
     return run
+
+
+def without_compiling(err: str) -> str:
+    """What was said, except that something is being compiled, which a machine under load may say at any time."""
+    return "".join(line for line in err.splitlines(keepends=True) if not line.startswith("compiling "))
 
 
 def diamond(**settings) -> Problem:
@@ -398,13 +403,14 @@ def test_a_reader_that_goes_away_is_no_error(plan):
     process.stdout.close()
     process.stdout = None
     _, err = process.communicate(timeout=60)
-    assert err == b""
+    assert without_compiling(err.decode()) == ""
 
 
 def test_a_terminal_without_unicode_is_no_error(plan):
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     out, err = placewise("explain", plan, "--op", ODD, env=environment).communicate(timeout=60)
-    assert (err, b"as planned" in out) == (b"", True)
+    assert without_compiling(err.decode()) == ""
+    assert b"as planned" in out
 
 
 def test_progress_is_shown_on_a_terminal_and_stays_off_stdout(problem, tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,9 +21,10 @@ from placewise.simulator.arrays import Arrays, arrays_for
 from placewise.simulator.timeline import Floats, Timeline, Transfers
 
 _U = np.uint64
-#: The kernel's last arguments where runs are neither cut off nor saved.
+#: The kernel's last arguments where runs are neither recorded, nor cut off, nor saved.
+NO_LOG = (None,) * 7
 _TO_THE_END: tuple[Any, ...] = (np.inf, np.empty(0), np.empty(0, np.uint64))
-NO_CHECKPOINTS: tuple[Any, ...] = (
+_NO_CHECKPOINTS: tuple[Any, ...] = (
     _U(0), np.empty((0, 0)), np.empty((0, 0), np.int32), np.empty((0, 0), np.uint64), np.empty(0, np.uint32),
 )  # fmt: skip
 
@@ -72,26 +73,23 @@ def simulate(problem: Problem, placement: ArrayLike, order: Ints | None = None) 
     if _broken_rules(problem, rows, None)["device"][0]:
         raise InvalidInput(_describe(problem, "device", rows[0], None))
     arrays = arrays_for(problem, order)
-    n, edges = problem.num_ops, problem.graph.num_edges
-    start, finish = np.zeros(n), np.zeros(n)
-    log = Log.create(edges)
+    log = Log.create(problem)
     value, peak = np.empty(1), np.zeros((1, problem.num_devices))
-    count = _run_kernel(problem, arrays, rows, order is not None, value, peak, log, start, finish)
+    count = _run_kernel(problem, arrays, rows, order is not None, value, peak, log)
     if problem.execution.memory == "static" or problem.objective == "throughput":
         value, measured = _measure(problem, rows, order, True, 1)
         peak = peak if measured is None else measured
-    original = arrays.op.astype(np.int64)
-    by_graph_start, by_graph_finish = np.zeros(n), np.zeros(n)
-    by_graph_start[original], by_graph_finish[original] = start, finish
+    start, finish = np.empty(problem.num_ops), np.empty(problem.num_ops)
+    start[arrays.op], finish[arrays.op] = log.start, log.finish
     transfers = Transfers(
         tensor=arrays.tensor[log.tensor[:count]].astype(np.int32),
         reader=arrays.op[log.reader[:count]].astype(np.int32),
         source=(log.link[:count] // problem.num_devices).astype(np.int32),
         target=(log.link[:count] % problem.num_devices).astype(np.int32),
-        start=log.start[:count],
-        finish=log.end[:count],
+        start=log.sent[:count],
+        finish=log.arrived[:count],
     )
-    return Timeline(problem, rows[0], order, float(value[0]), by_graph_start, by_graph_finish, transfers, peak[0])
+    return Timeline(problem, rows[0], order, float(value[0]), start, finish, transfers, peak[0])
 
 
 def warm_up(announce: Callable[[str], None] | None = None) -> None:
@@ -135,11 +133,12 @@ def _measure(
     track = not static and (peaks or _memory_may_bind(problem))
     arrays = arrays_for(problem, order)
     value = np.empty(len(rows))
-    peak = np.zeros((len(rows) if track else 0, problem.num_devices))
+    peak = np.zeros((len(rows), problem.num_devices)) if track else None
 
     def run(chunk: slice) -> None:
-        log = Log.create(problem.graph.num_edges if track else 0)
-        _run_kernel(problem, arrays, rows[chunk], order is not None, value[chunk], peak[chunk], log, None, None)
+        log = Log.create(problem) if track else None
+        peaks_of_chunk = None if peak is None else peak[chunk]
+        _run_kernel(problem, arrays, rows[chunk], order is not None, value[chunk], peaks_of_chunk, log)
 
     workers = min(threads or _cores(), len(rows))
     if workers < 2 or rows.size < 20_000:
@@ -149,22 +148,25 @@ def _measure(
         list(_pool(workers).map(run, [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]))
     if static:
         return value, _resident(problem, rows)
-    return value, peak if track else None
+    return value, peak
 
 
-@dataclass(frozen=True, eq=False)
-class Log:
-    """Room for transfers, as the kernels fill it."""
+class Log(NamedTuple):
+    """Room for the times of ops and transfers, in the order in which the kernels take it; ops have their numbers."""
 
-    tensor: NDArray[np.uint32]
+    start: Floats  # [N]
+    finish: Floats  # [N]
+    tensor: NDArray[np.uint32]  # [E] and so on: at most one transfer per edge
     reader: NDArray[np.uint32]
     link: NDArray[np.uint32]  # source * D + target
-    start: Floats
-    end: Floats
+    sent: Floats
+    arrived: Floats
 
     @classmethod
-    def create(cls, size: int) -> Log:
-        return cls(*(np.empty(size, np.uint32) for _ in range(3)), np.empty(size), np.empty(size))
+    def create(cls, problem: Problem) -> Log:
+        n, edges = problem.num_ops, problem.graph.num_edges
+        ids = (np.empty(edges, np.uint32) for _ in range(3))
+        return cls(np.zeros(n), np.zeros(n), *ids, np.empty(edges), np.empty(edges))
 
 
 def _run_kernel(
@@ -173,35 +175,33 @@ def _run_kernel(
     rows: NDArray[np.int32],
     strict: bool,
     value: Floats,
-    peak: Floats,
-    log: Log,
-    start: Floats | None,
-    finish: Floats | None,
+    peak: Floats | None,
+    log: Log | None,
 ) -> int:
-    """Run all rows from the start; memory is tracked where `peak` has room, times recorded where `start` is given."""
+    """Run all rows to the end, with peak memory and a log or without both; returns the number of transfers."""
     from placewise.simulator import kernel
 
-    execution = problem.execution
-    track, record = len(peak) > 0, start is not None
-    models = len(problem.graph.models) if problem.objective == "completion" else 1
-    devices, nothing = _U(problem.num_devices), np.empty(0)
-    given = arrays._asdict()
+    execution, given = problem.execution, arrays._asdict()
     del given["tensor"]
-    times = (record, nothing if start is None else start, nothing if finish is None else finish)
-    logs = (log.tensor, log.reader, log.link, log.start, log.end)
+    devices, models = _U(problem.num_devices), _U(num_models(problem))
     per_edge = execution.sends == "edge"
     if execution.concurrency == "sequential":
         for unused in ("num_inputs", "sources", "via_ptr", "via"):
             del given[unused]
-        sequential = kernel.run_sequential
-        return int(sequential(*given.values(), devices, _U(models), rows, per_edge, value, track, peak, *times, *logs))
+        log = log or Log.create(problem)
+        peak = np.empty((len(rows), problem.num_devices)) if peak is None else peak
+        return int(kernel.run_sequential(*given.values(), devices, models, rows, per_edge, value, peak, *log))
     return int(
         kernel.run(
-            *given.values(), devices, _U(arrays.num_channels), _U(models),
-            rows, strict, per_edge, _U(execution.prefetch), value, *(peak, *times, *logs) if track else (None,) * 9,
-            *_TO_THE_END, np.full(len(rows), -1), *NO_CHECKPOINTS,
+            *given.values(), devices, _U(arrays.num_channels), models, rows, strict, per_edge, _U(execution.prefetch),
+            value, peak, *(log or NO_LOG), *_TO_THE_END, np.full(len(rows), -1), *_NO_CHECKPOINTS,
         )
     )  # fmt: skip
+
+
+def num_models(problem: Problem) -> int:
+    """How many completion times the value adds up."""
+    return len(problem.graph.models) if problem.objective == "completion" else 1
 
 
 def _throughput(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats, Floats]:

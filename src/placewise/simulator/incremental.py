@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from placewise.graph import Ints
 from placewise.problem import Problem
 from placewise.simulator.arrays import arrays_for
-from placewise.simulator.evaluation import Log
+from placewise.simulator.evaluation import NO_LOG, Log, num_models
 
 _U = np.uint64
 _CHECKPOINTS = 64
@@ -34,7 +34,7 @@ class Incremental:
         given = arrays._asdict()
         del given["tensor"]
         n, d, channels = problem.num_ops, problem.num_devices, arrays.num_channels
-        models = len(problem.graph.models) if problem.objective == "completion" else 1
+        models = num_models(problem)
         self._problem_arguments = (*given.values(), _U(d), _U(channels), _U(models))
         self._bounded = models == 1  # a sum over models is not decided by one path
         self._number = np.empty(n, np.int64)
@@ -50,7 +50,7 @@ class Incremental:
             np.zeros((saved, d * words + d * ((words + 63) // 64 + 1)), np.uint64),
         )
         self._sequence = np.zeros(n, np.uint32)  # completions before each op's, by the kernel's numbers
-        self._log = Log.create(problem.graph.num_edges)
+        self._log = Log.create(problem)
         self._tail = np.zeros(n)
         self.accept(placement)
 
@@ -58,9 +58,7 @@ class Incremental:
         """Make a placement the current one; returns its value. `peak` then holds its memory [D]."""
         self.placement = np.array(placement, np.int32)
         value, peak = np.empty(1), np.zeros((1, self.problem.num_devices))
-        log = self._log
-        logs = (log.tensor, log.reader, log.link, log.start, log.end)
-        record = (peak, False, np.empty(0), np.empty(0), *logs)
+        record = (peak, *self._log)
         self._run(self.placement[None], value, record, np.inf, np.zeros(1, np.uint64), np.full(1, -1), self._spacing)
         self.value, self.peak = float(value[0]), peak[0]
         a = self._arrays
@@ -81,7 +79,7 @@ class Incremental:
             first[b] = numbers.max(initial=-1) + 1
         values = np.empty(len(placements))
         limit = cutoff * (1 - 1e-12)  # a device that is never idle meets the cutoff only up to rounding
-        self._run(placements, values, (None,) * 9, limit if self._bounded else np.inf, first, resume, 0)
+        self._run(placements, values, (None, *NO_LOG), limit if self._bounded else np.inf, first, resume, 0)
         values[values >= limit] = np.inf
         return values
 

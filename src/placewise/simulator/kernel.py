@@ -126,55 +126,157 @@ def _occupy(until, link, free, shared, via_ptr, via):
         free[link] = until
 
 
-@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
-def _note_buffer(send, link, d, begins, next_in, link_head, link_tail, next_alloc):
-    """Memory: a copy will occupy device `d` once its transfer begins. Starts on one link never decrease (its channels
-    are serial; without channels a start is "now"), so a link's list stays sorted.
-    """
-    next_in[send] = -1
-    if link_head[link] < 0:
-        link_head[link] = np.int64(send)
-    else:
-        next_in[U(link_tail[link])] = np.int64(send)
-    link_tail[link] = np.int64(send)
-    if begins < next_alloc[d]:
-        next_alloc[d] = begins
-
-
-@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
-def _settle(
-    d, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key, release_tensor,
-    release_size, release_base, used, peak, counted,
+@njit(cache=True, nogil=True)
+def _peak_memory(
+    tensor_ptr, size, consumer_ptr, input_ptr, inputs, resident, scratch, stored, num_devices, per_edge, place,
+    start, finish, sends, sent_tensor, sent_reader, sent_link, sent_start, sent_end, room, peak,
 ):  # fmt: skip
-    """Memory: bring a device's account up to `now`, before anything changes there.
+    """Set peak[d] to the most bytes held at one instant, from the times of a run.
 
-    A holding occupies [from, to): at any instant, what ends makes room before what begins. So the peak is taken
-    whenever time moves on, before anything changes at the new time. Between two releases only arrivals change the
-    total, and their order does not matter.
+    A holding occupies [from, to): at any instant, what ends makes room before what begins. Sorting all beginnings and
+    ends would cost more than the run itself. So they are added up in buckets of time; the level between buckets is
+    exact, and only buckets that might rise above the highest such level are sorted.
     """
-    while True:
-        when = release_key[release_base]
-        releases = when <= now
-        when = when if releases else now
-        if when > counted[d]:
-            if next_alloc[d] < when:
-                earliest = INF
-                for source in range(num_devices):
-                    link = source * num_devices + d
-                    q = link_head[link]
-                    while q >= 0 and sent_start[U(q)] < when:
-                        used[d] += size[U(sent_tensor[U(q)])]
-                        q = next_in[U(q)]
-                    link_head[link] = q
-                    if q >= 0 and sent_start[U(q)] < earliest:
-                        earliest = sent_start[U(q)]
-                next_alloc[d] = earliest
-            if used[d] > peak[d]:
-                peak[d] = used[d]
-            counted[d] = when
-        if not releases:
-            break
-        used[d] -= size[_pop(release_key, release_tensor, release_size, release_base, d)]
+    since, until, amount, where, last_read, last_send, opened, closed, first_event, times, changes = room
+    n, num_tensors, buckets = U(len(place)), U(len(size)), U(len(opened)) // num_devices
+
+    # When each tensor is last read on each device, and last sent; stored ones are resident and not counted here.
+    for i in range(num_tensors * num_devices):
+        last_read[i] = 0.0
+    for k in range(num_tensors):
+        last_send[k] = 0.0
+    end = 0.0
+    for i in range(n):
+        d = U(place[i])
+        done = finish[i]
+        end = done if done > end else end
+        for j in range(U(input_ptr[i]), U(input_ptr[i + ONE])):
+            at = U(inputs[j]) * num_devices + d
+            last_read[at] = done if done > last_read[at] else last_read[at]
+    for q in range(sends):
+        k = U(sent_tensor[q])
+        last_send[k] = sent_end[q] if sent_end[q] > last_send[k] else last_send[k]
+    for s in range(len(stored)):
+        i = U(stored[s])
+        for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
+            last_send[k] = -1.0
+
+    # The holdings: outputs, received copies, scratch space.
+    held = ZERO
+    for i in range(n):
+        d = U(place[i])
+        for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
+            gone = last_read[k * num_devices + d]
+            gone = last_send[k] if last_send[k] > gone else gone
+            gone = INF if consumer_ptr[k] == consumer_ptr[k + ONE] else gone  # a result is kept
+            since[held] = start[i]
+            until[held] = gone
+            amount[held] = size[k]
+            where[held] = d
+            held += ONE if last_send[k] >= 0.0 and gone > start[i] else ZERO
+        since[held] = start[i]
+        until[held] = finish[i]
+        amount[held] = scratch[i]
+        where[held] = d
+        held += ONE if scratch[i] > 0.0 and finish[i] > start[i] else ZERO
+    for q in range(sends):
+        k = U(sent_tensor[q])
+        d = U(sent_link[q]) % num_devices
+        gone = finish[U(sent_reader[q])] if per_edge else last_read[k * num_devices + d]
+        since[held] = sent_start[q]
+        until[held] = gone
+        amount[held] = size[k]
+        where[held] = d
+        held += ONE if gone > sent_start[q] else ZERO
+
+    # Buckets, and the level at the end of each.
+    scale = np.float64(buckets - ONE) / end if end > 0.0 else 0.0
+    for i in range(num_devices * buckets):
+        opened[i] = 0.0
+        closed[i] = 0.0
+    for i in range(held):
+        base = U(where[i]) * buckets
+        opened[base + U(since[i] * scale)] += amount[i]
+        if until[i] < INF:
+            closed[base + U(until[i] * scale)] += amount[i]
+    for d in range(num_devices):
+        peak[d] = 0.0
+    for i in range(n):
+        peak[U(place[i])] += resident[i]
+    for d in range(num_devices):
+        level = peak[d]
+        for i in range(d * buckets, (d + ONE) * buckets):
+            level += opened[i] - closed[i]
+            peak[d] = level if level > peak[d] else peak[d]
+
+    # Buckets in doubt: count their events, list them, sort them, and follow the level through them.
+    for d in range(num_devices):
+        level = 0.0
+        for i in range(n):
+            level += resident[i] if U(place[i]) == d else 0.0
+        for i in range(d * buckets, (d + ONE) * buckets):
+            doubt = level + opened[i] > peak[d] and closed[i] > 0.0
+            before = level
+            level += opened[i] - closed[i]
+            opened[i] = before if doubt else -1.0  # from here on: the level at the bucket's beginning
+    for i in range(num_devices * buckets + ONE):
+        first_event[i] = 0
+    for i in range(held):
+        base = U(where[i]) * buckets
+        b = base + U(since[i] * scale)
+        first_event[b + ONE] += np.uint32(1 if opened[b] >= 0.0 else 0)
+        if until[i] < INF:
+            b = base + U(until[i] * scale)
+            first_event[b + ONE] += np.uint32(1 if opened[b] >= 0.0 else 0)
+    for i in range(num_devices * buckets):
+        first_event[i + ONE] += first_event[i]
+        closed[i] = np.float64(first_event[i])  # from here on: where the bucket's next event goes
+    for i in range(held):
+        base = U(where[i]) * buckets
+        b = base + U(since[i] * scale)
+        if opened[b] >= 0.0:
+            at = U(closed[b])
+            times[at] = since[i]
+            changes[at] = amount[i]
+            closed[b] += 1.0
+        if until[i] < INF:
+            b = base + U(until[i] * scale)
+            if opened[b] >= 0.0:
+                at = U(closed[b])
+                times[at] = until[i]
+                changes[at] = -amount[i]
+                closed[b] += 1.0
+    for i in range(num_devices * buckets):
+        if opened[i] < 0.0:
+            continue
+        d = i // buckets
+        level = opened[i]
+        first, last = U(first_event[i]), U(first_event[i + ONE])
+        for j in range(first + ONE, last):
+            time, change = times[j], changes[j]
+            at = j
+            while at > first and (times[at - ONE] > time or (times[at - ONE] == time and changes[at - ONE] > change)):
+                times[at] = times[at - ONE]
+                changes[at] = changes[at - ONE]
+                at -= ONE
+            times[at] = time
+            changes[at] = change
+        for j in range(first, last):
+            level += changes[j]
+            peak[d] = level if level > peak[d] else peak[d]
+
+
+@njit(cache=True, nogil=True)
+def _room_for_memory(n, num_tensors, num_edges, num_devices):
+    """What `_peak_memory` works in."""
+    holdings = n + num_tensors + num_edges + ONE
+    buckets = n // U(8) + U(16)
+    return (
+        np.empty(holdings), np.empty(holdings), np.empty(holdings), np.empty(holdings, np.uint32),
+        np.empty(num_tensors * num_devices), np.empty(num_tensors),
+        np.empty(num_devices * buckets), np.empty(num_devices * buckets),
+        np.empty(num_devices * buckets + ONE, np.uint32), np.empty(TWO * holdings), np.empty(TWO * holdings),
+    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
@@ -195,12 +297,11 @@ def _load(store, at, values, count):
 def _run_rows(
     op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
     producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
-    strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_link,
+    strict, per_edge, prefetch, values, peaks, start, finish, sent_tensor, sent_reader, sent_link,
     sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
     place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running, work_left, free,
     model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor, stream_ptr, stream,
-    stream_at, fetching, readers, held_until, release_key, release_tensor, release_size, next_in, link_head,
-    link_tail, next_alloc, used, peak, counted,
+    stream_at, fetching, room,
 ):  # fmt: skip
     """The loop of `run`, which see. (Apart from it because code that allocates counts references on every access.)"""
     n, num_tensors = U(len(num_inputs)), U(len(size))
@@ -259,26 +360,6 @@ def _run_rows(
             for d in range(num_devices):
                 head[d] = queue_ptr[d]
 
-        if peaks is not None:
-            for d in range(num_devices):
-                used[d] = 0.0
-                counted[d] = 0.0
-                next_alloc[d] = INF
-            for i in range(len(link_head)):
-                link_head[i] = -1
-            for j in range(len(stored)):
-                i = U(stored[j])
-                for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
-                    for d in range(num_devices):
-                        readers[k * num_devices + d] = 0
-                    for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
-                        readers[k * num_devices + U(place[U(consumer[e])])] += np.int32(1)
-                    readers[k * num_devices + U(place[i])] += np.int32(1)  # one that never ends: it stays at home
-            for i in range(n):
-                used[U(place[i])] += resident[i]
-            for d in range(num_devices):
-                peak[d] = used[d]
-
         opening = resume[b] < 0  # the first round has no completion, only ops that are ready at once
         if opening:
             for i in range(len(sources)):
@@ -322,10 +403,9 @@ def _run_rows(
                 stream_ptr[d] = 0
             for s in range(len(stored)):
                 i = U(stored[s])
-                if peaks is not None:
-                    if record:
-                        start[i] = 0.0
-                        finish[i] = 0.0
+                if start is not None:
+                    start[i] = 0.0
+                    finish[i] = 0.0
                 for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
                     for d in range(num_devices):
                         arrival[d] = -1.0
@@ -407,22 +487,15 @@ def _run_rows(
                         sequence[done] = completed
                     completed += ONE
                     model_end[U(model[done]) if num_models > 1 else ZERO] = now
-                    if peaks is not None:
-                        if record:
-                            finish[done] = now
+                    if start is not None:
+                        finish[done] = now
                     for k in range(U(tensor_ptr[done]), U(tensor_ptr[done + ONE])):
                         for d in range(num_devices):
                             arrival[d] = -1.0
                         arrival[a] = now
-                        last_end = 0.0
-                        if peaks is not None:
-                            for d in range(num_devices):
-                                readers[k * num_devices + d] = 0
                         for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
                             reader = U(consumer[e])
                             d = U(place[reader])
-                            if peaks is not None:
-                                readers[k * num_devices + d] += np.int32(1)
                             link = a * num_devices + d
                             there = arrival[d]
                             if there < 0.0 or (per_edge and d != a):
@@ -430,15 +503,12 @@ def _run_rows(
                                 there = begins + (latency[link] + size[k] * per_byte[link])
                                 _occupy(there, link, free, shared, via_ptr, via)
                                 arrival[d] = there
-                                if peaks is not None:
-                                    last_end = there if there > last_end else last_end
-                                    _note_buffer(sends, link, d, begins, next_in, link_head, link_tail, next_alloc)
+                                if start is not None:
                                     sent_tensor[sends] = k
+                                    sent_reader[sends] = reader
                                     sent_link[sends] = link
                                     sent_start[sends] = begins
-                                    if record:
-                                        sent_reader[sends] = reader
-                                        sent_end[sends] = there
+                                    sent_end[sends] = there
                                     sends += ONE
                             before = ready[reader]
                             ready[reader] = there if there > before else before
@@ -446,11 +516,6 @@ def _run_rows(
                             missing[reader] = left
                             newly[num_newly] = reader
                             num_newly += ONE if left == 0 else ZERO
-                        if peaks is not None:
-                            held_until[k] = last_end
-                            if last_end > 0.0 and readers[k * num_devices + a] == 0:
-                                base = a * (num_tensors + PAD)
-                                _push(release_key, release_tensor, release_size, base, a, last_end, k)
                     if streams and fetch_first[done] >= 0:
                         later = U(stream_at[done]) + prefetch
                         if later < U(stream_ptr[a + ONE]):
@@ -469,14 +534,12 @@ def _run_rows(
                         begins = _first_free(now, link, free, shared, via_ptr, via)
                         there = begins + (latency[link] + size[k] * per_byte[link])
                         _occupy(there, link, free, shared, via_ptr, via)
-                        if peaks is not None:
-                            _note_buffer(sends, link, d, begins, next_in, link_head, link_tail, next_alloc)
+                        if start is not None:
                             sent_tensor[sends] = k
+                            sent_reader[sends] = i
                             sent_link[sends] = link
                             sent_start[sends] = begins
-                            if record:
-                                sent_reader[sends] = i
-                                sent_end[sends] = there
+                            sent_end[sends] = there
                             sends += ONE
                         last_edge = U(edge) + ONE if per_edge else U(consumer_ptr[k + ONE])
                         for e in range(U(edge), last_edge):
@@ -518,26 +581,6 @@ def _run_rows(
                         _push(heap_key, heap_op, heap_size, d * (n + PAD), d, when, i)
                 num_newly = ZERO
 
-                if peaks is not None:
-                    if done < n:
-                        _settle(
-                            a, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key,
-                            release_tensor, release_size, a * (num_tensors + PAD), used, peak, counted,
-                        )  # fmt: skip
-                        used[a] -= scratch[done]
-                        for j in range(U(input_ptr[done]), U(input_ptr[done + ONE])):
-                            k = U(inputs[j])
-                            left = readers[k * num_devices + a] - np.int32(1)
-                            readers[k * num_devices + a] = left
-                            if U(place[U(producer[k])]) != a:
-                                if left == 0 or per_edge:
-                                    used[a] -= size[k]
-                            elif left == 0:
-                                if held_until[k] <= now:
-                                    used[a] -= size[k]
-                                else:
-                                    base = a * (num_tensors + PAD)
-                                    _push(release_key, release_tensor, release_size, base, a, held_until[k], k)
                 if done == n or not tie:
                     break
             opening = False
@@ -583,16 +626,8 @@ def _run_rows(
                     continue
                 running[d] = chosen
                 event[d] = now + duration[chosen]
-                if peaks is not None:
-                    if record:
-                        start[chosen] = now
-                    _settle(
-                        d, now, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key,
-                        release_tensor, release_size, d * (num_tensors + PAD), used, peak, counted,
-                    )  # fmt: skip
-                    used[d] += scratch[chosen]
-                    for k in range(U(tensor_ptr[chosen]), U(tensor_ptr[chosen + ONE])):
-                        used[d] += size[k]
+                if start is not None:
+                    start[chosen] = now
                 if bounded:
                     cut |= now + work_left[d] >= cutoff
                     work_left[d] -= duration[chosen]
@@ -602,13 +637,12 @@ def _run_rows(
         for m in range(num_models):
             total += model_end[m]
         values[b] = total
-        if peaks is not None:
-            for d in range(num_devices):
-                _settle(
-                    d, END, num_devices, size, sent_tensor, sent_start, next_in, link_head, next_alloc, release_key,
-                    release_tensor, release_size, d * (num_tensors + PAD), used, peak, counted,
-                )  # fmt: skip
-                peaks[b, d] = peak[d]
+        if start is not None:
+            _peak_memory(
+                tensor_ptr, size, consumer_ptr, input_ptr, inputs, resident, scratch, stored, num_devices, per_edge,
+                place, start, finish, sends, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
+                room, peaks[b],
+            )  # fmt: skip
         if cut:
             values[b] = INF
             for d in range(num_devices):
@@ -632,8 +666,8 @@ def run(
     rows, strict, per_edge, prefetch,
     # out: the sum over models of their last completion (for one model: the makespan), and peak memory where tracked
     values, peaks,
-    # out, for a single row where recorded: times of ops, transfers
-    record, start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
+    # out, where recorded (of the last row): times of ops, transfers
+    start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
     # partial runs: stop once the value must reach the cutoff; begin at a checkpoint; save checkpoints
     cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
 ):  # fmt: skip
@@ -682,27 +716,10 @@ def run(
     stream_at = np.empty(n if streams else ZERO, np.uint32)
     fetching = np.empty(n if streams else ZERO, np.uint32)  # ops whose fetch window has just opened
 
-    # memory: readers left per (tensor, device), releases waiting for a send to end, buffers waiting for it to begin
-    tracked_tensors, tracked_edges = ZERO, ZERO
-    if peaks is not None:
-        tracked_tensors, tracked_edges = num_tensors, num_edges
-    readers = np.empty(tracked_tensors * num_devices, np.int32)
-    held_until = np.empty(tracked_tensors)
-    release_key = np.empty(num_devices * (tracked_tensors + PAD))
-    release_tensor = np.empty(num_devices * (tracked_tensors + PAD), np.uint32)
-    release_size = np.zeros(num_devices, np.uint64)
-    next_in = np.empty(tracked_edges, np.int64)
-    link_head = np.empty(num_devices * num_devices, np.int64)
-    link_tail = np.empty(num_devices * num_devices, np.int64)
-    next_alloc = np.empty(num_devices)
-    used = np.empty(num_devices)
-    peak = np.empty(num_devices)
-    counted = np.empty(num_devices)  # the time up to which memory is accounted
+    room = _room_for_memory(n, num_tensors, num_edges, num_devices) if start is not None else None
 
     for i in range(len(heap_key)):
         heap_key[i] = INF
-    for i in range(len(release_key)):
-        release_key[i] = INF
     for d in range(num_devices):
         summary[d * (summaries + ONE) + summaries] = ONE
     if streams:
@@ -712,12 +729,11 @@ def run(
     return _run_rows(
         op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
         producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
-        strict, per_edge, prefetch, values, peaks, record, start, finish, sent_tensor, sent_reader, sent_link,
+        strict, per_edge, prefetch, values, peaks, start, finish, sent_tensor, sent_reader, sent_link,
         sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word,
         sequence, place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running,
         work_left, free, model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor,
-        stream_ptr, stream, stream_at, fetching, readers, held_until, release_key, release_tensor, release_size,
-        next_in, link_head, link_tail, next_alloc, used, peak, counted,
+        stream_ptr, stream, stream_at, fetching, room,
     )  # fmt: skip
 
 
@@ -739,120 +755,63 @@ def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_by
 @njit(cache=True, nogil=True)
 def run_sequential(
     op, seconds, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs, producer, resident,
-    scratch, latency, per_byte, num_devices, num_models, rows, per_edge, values, track, peaks,
-    record, start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
+    scratch, latency, per_byte, num_devices, num_models, rows, per_edge, values, peaks,
+    start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
 ):  # fmt: skip
     """One op or transfer at a time over the whole cluster: ops by priority, each after the inputs that it lacks.
 
-    Arguments and results as for `run`.
+    Arguments and results as for `run`; times are always recorded.
     """
     n, num_tensors = U(len(op)), U(len(size))
-    log = track or record
     place = np.empty(n, np.uint16)
     is_stored = np.zeros(n, np.bool_)
-    here = np.empty(num_tensors * num_devices, np.bool_)  # whether a device has a tensor
-    readers = np.empty(num_tensors * num_devices, np.int32)  # consumers left per (tensor, device)
-    sends_left = np.empty(num_tensors, np.int32)
+    here = np.empty(num_tensors * num_devices, np.bool_)  # whether a device has a copy of a tensor
     model_end = np.empty(num_models)
-    used = np.empty(num_devices)
-    peak = np.empty(num_devices)
-    counted = np.empty(num_devices)
-    for j in range(len(stored)):
-        is_stored[U(stored[j])] = True
+    room = _room_for_memory(n, num_tensors, U(len(consumer)), num_devices)
+    for s in range(len(stored)):
+        is_stored[U(stored[s])] = True
 
     sends = ZERO
     for b in range(rows.shape[0]):
-        row = rows[b]
-        for d in range(num_devices):
-            used[d] = 0.0
-            counted[d] = 0.0
         for i in range(n):
-            place[i] = row[op[i]]
-            used[U(place[i])] += resident[i]
-        for d in range(num_devices):
-            peak[d] = used[d]
+            place[i] = rows[b, op[i]]
         for m in range(num_models):
             model_end[m] = 0.0
         for j in range(len(here)):
             here[j] = False
-            readers[j] = 0
-        for k in range(num_tensors):
-            home = U(place[U(producer[k])])
-            sends_left[k] = 0
-            for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
-                d = U(place[U(consumer[e])])
-                if d != home and (per_edge or readers[k * num_devices + d] == 0):
-                    sends_left[k] += np.int32(1)
-                readers[k * num_devices + d] += np.int32(1)
-            here[k * num_devices + home] = True
-            if is_stored[U(producer[k])]:
-                readers[k * num_devices + home] += np.int32(1)  # one that never ends
         sends = ZERO
         now = 0.0
         for i in range(n):
-            d = U(place[i])
             if is_stored[i]:
-                if record:
-                    start[i] = 0.0
-                    finish[i] = 0.0
+                start[i] = 0.0
+                finish[i] = 0.0
                 continue
+            d = U(place[i])
             for j in range(U(input_ptr[i]), U(input_ptr[i + ONE])):
                 k = U(inputs[j])
                 home = U(place[U(producer[k])])
                 if home == d or (here[k * num_devices + d] and not per_edge):
                     continue
                 here[k * num_devices + d] = True
-                begins = now
                 link = home * num_devices + d
-                now = begins + (latency[link] + size[k] * per_byte[link])
-                if log:
-                    sent_tensor[sends] = k
-                    sent_reader[sends] = i
-                    sent_link[sends] = link
-                    sent_start[sends] = begins
-                    sent_end[sends] = now
-                    sends += ONE
-                sends_left[k] -= np.int32(1)
-                if track:
-                    if begins > counted[d]:
-                        peak[d] = max(peak[d], used[d])
-                        counted[d] = begins
-                    used[d] += size[k]
-                    if sends_left[k] == 0 and readers[k * num_devices + home] == 0:
-                        if now > counted[home]:
-                            peak[home] = max(peak[home], used[home])
-                            counted[home] = now
-                        used[home] -= size[k]
-            if record:
-                start[i] = now
-            if track:
-                if now > counted[d]:
-                    peak[d] = max(peak[d], used[d])
-                    counted[d] = now
-                used[d] += scratch[i]
-                for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
-                    used[d] += size[k]
+                sent_tensor[sends] = k
+                sent_reader[sends] = i
+                sent_link[sends] = link
+                sent_start[sends] = now
+                now = now + (latency[link] + size[k] * per_byte[link])
+                sent_end[sends] = now
+                sends += ONE
+            start[i] = now
             now = now + seconds[i * num_devices + d]
+            finish[i] = now
             model_end[U(model[i]) if num_models > 1 else ZERO] = now
-            if record:
-                finish[i] = now
-            if track:
-                if now > counted[d]:
-                    peak[d] = max(peak[d], used[d])
-                    counted[d] = now
-                used[d] -= scratch[i]
-                for j in range(U(input_ptr[i]), U(input_ptr[i + ONE])):
-                    k = U(inputs[j])
-                    home = U(place[U(producer[k])])
-                    left = readers[k * num_devices + d] - np.int32(1)
-                    readers[k * num_devices + d] = left
-                    if (home == d and left == 0 and sends_left[k] == 0) or (home != d and (left == 0 or per_edge)):
-                        used[d] -= size[k]
         total = 0.0
         for m in range(num_models):
             total += model_end[m]
         values[b] = total
-        if track:
-            for d in range(num_devices):
-                peaks[b, d] = max(peak[d], used[d])
+        _peak_memory(
+            tensor_ptr, size, consumer_ptr, input_ptr, inputs, resident, scratch, stored, num_devices, per_edge,
+            place, start, finish, sends, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
+            room, peaks[b],
+        )  # fmt: skip
     return sends

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from placewise.problem import Problem
 from placewise.simulator import evaluate
-from problems import random_problem as _random_problem
 
 Placement = NDArray[np.int32]
 
@@ -46,9 +45,3 @@ def brute_force_orders(problem: Problem) -> tuple[float, Placement | None, Place
     found = [(*brute_force(problem, order), order) for order in all_orders(problem)]
     value, placement, order = min(found, key=lambda case: case[0])
     return value, placement, order if placement is not None else None
-
-
-def random_problem(rng, *, max_ops=7, max_devices=3, integer_times=False, **options):
-    return _random_problem(
-        rng, max_ops=max_ops, max_devices=max_devices, integers=integer_times, constrained=True, **options
-    )

@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oracles import brute_force, brute_force_orders, random_problem
-from placewise.cluster import Cluster, Device, full_mesh
+from oracles import brute_force, brute_force_orders
 from placewise.costs import Costs
-from placewise.graph import Graph
 from placewise.problem import Execution, Problem
 from placewise.simulator import bounds
 from placewise.simulator.bounds import lower_bound
+from problems import problem_of, random_problem, renumbered
 
 SETTINGS = [
     ("latency", "parallel"), ("latency", "sequential"), ("throughput", "parallel"),
@@ -22,22 +21,10 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def problem_of(seconds, edges=(), *, sizes=1.0, memory=math.inf, bandwidth=1.0, **options) -> Problem:
-    """Ops with one output each; `edges` are (producer, consumer); per-op columns of the graph are passed on."""
-    seconds = np.array(seconds, float)
-    n, devices = seconds.shape
-    columns = {key: options.pop(key) for key in list(options) if key in Graph.__dataclass_fields__}
-    graph = Graph.create(
-        op_names=[f"op{i}" for i in range(n)],
-        tensor_producer=np.arange(n),
-        tensor_bytes=np.broadcast_to(sizes, n),
-        edge_tensor=[producer for producer, _ in edges],
-        edge_consumer=[consumer for _, consumer in edges],
-        **columns,
+def small_problem(rng, *, max_ops=7, max_devices=3, integers=False, objective=None) -> Problem:
+    return random_problem(
+        rng, max_ops=max_ops, max_devices=max_devices, integers=integers, objective=objective, constrained=True
     )
-    limits = np.broadcast_to(memory, devices)
-    cluster = full_mesh([Device(f"d{d}", memory=limits[d]) for d in range(devices)], bandwidth)
-    return Problem(graph, cluster, Costs.create(seconds), **options)
 
 
 # ---- never above the best --------------------------------------------------------------------------------------------
@@ -48,7 +35,7 @@ def test_no_placement_beats_the_bound(objective, concurrency):
     feasible = met = 0
     for seed in range(120):
         rng = np.random.default_rng(seed)
-        problem = random_problem(rng, objective=objective, integer_times=seed % 2 == 0)
+        problem = small_problem(rng, objective=objective, integers=seed % 2 == 0)
         execution = replace(problem.execution, concurrency=concurrency)
         problem = replace(problem, execution=execution)
         best, _ = brute_force(problem)
@@ -64,7 +51,7 @@ def test_no_placement_beats_the_bound(objective, concurrency):
 def test_no_order_beats_the_bound(objective):
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        problem = random_problem(rng, objective=objective, max_ops=5, max_devices=2, integer_times=seed % 2 == 0)
+        problem = small_problem(rng, objective=objective, max_ops=5, max_devices=2, integers=seed % 2 == 0)
         assert lower_bound(problem).value <= brute_force_orders(problem)[0], seed
 
 
@@ -209,7 +196,7 @@ def test_an_exact_fit_is_not_called_too_much():
 
 
 def random_problems(count: int = 60):
-    return [random_problem(np.random.default_rng(1000 + seed)) for seed in range(count)]
+    return [small_problem(np.random.default_rng(1000 + seed)) for seed in range(count)]
 
 
 def test_the_unit_of_time_does_not_matter():
@@ -231,26 +218,6 @@ def test_the_numbering_of_ops_and_devices_does_not_matter():
         ops, devices = rng.permutation(problem.num_ops), rng.permutation(problem.num_devices)
         bound = lower_bound(renumbered(problem, ops, devices))
         assert bound.value == pytest.approx(lower_bound(problem).value, rel=1e-9)
-
-
-def renumbered(problem: Problem, ops: np.ndarray, devices: np.ndarray) -> Problem:
-    """The same problem with its ops and devices listed in another order."""
-    graph, cluster = problem.graph, problem.cluster
-    number = np.argsort(ops)
-    per_op = ("scratch", "resident", "phase", "model", "group")
-    shuffled = Graph.create(
-        op_names=[graph.op_names[op] for op in ops],
-        op_kinds=[graph.op_kinds[op] for op in ops],
-        tensor_producer=number[graph.tensor_producer],
-        tensor_bytes=graph.tensor_bytes,
-        edge_tensor=graph.edge_tensor,
-        edge_consumer=number[graph.consumers],
-        models=graph.models,
-        **{name: getattr(graph, name)[ops] for name in per_op},
-    )
-    moved = Cluster(tuple(cluster.devices[d] for d in devices), cluster.links)
-    costs = Costs.create(problem.seconds[ops][:, devices])
-    return replace(problem, graph=shuffled, cluster=moved, costs=costs)
 
 
 # ---- large problems --------------------------------------------------------------------------------------------------

@@ -711,7 +711,7 @@ def test_a_link_stays_a_link(graph_file):
 def test_places_that_cannot_be_written(tmp_path, monkeypatch, path, reason):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(InvalidInput, match=f"cannot be written: .*{reason}"):
+    with pytest.raises(InvalidInput, match=f"^{path}: cannot be written: .*{reason}"):
         files.save_graph(small_graph(), path)
     assert os.listdir(tmp_path) == ["here"]
     assert os.listdir(tmp_path / "here") == []

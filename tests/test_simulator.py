@@ -1,10 +1,11 @@
-"""The simulator equals its plain twin, obeys the rules of docs/execution-model.md, and gives the numbers of small cases."""
+"""The simulator equals its plain twin, obeys docs/execution-model.md, and gives the exact numbers of small cases."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ def rows_of(transfers):
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-# ---- the twin ----------------------------------------------------------------------------------------------------------
+# ---- the twin --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -67,7 +68,7 @@ def test_a_batch_on_threads_equals_a_batch_on_one():
         one, many = (evaluate(problem, placements, threads=threads) for threads in (1, 5))
         np.testing.assert_array_equal(one.value, many.value)
         np.testing.assert_array_equal(one.peak, many.peak)
-        assert len(np.unique(one.value)) > 1
+        assert len(np.unique(one.value)) > 1 or problem.num_devices == 1
 
 
 def test_peaks_are_skipped_only_where_memory_cannot_bind():
@@ -79,7 +80,7 @@ def test_peaks_are_skipped_only_where_memory_cannot_bind():
     assert evaluate(tight, [0, 0, 0], peaks=False).feasible[0]
 
 
-# ---- rules that every run keeps ----------------------------------------------------------------------------------------
+# ---- rules that every run keeps --------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -145,11 +146,11 @@ def test_nothing_overlaps_on_a_device_or_a_channel(fractional, whole):
                 if execution.contention == "channel":
                     intervals["channel", channel].append((start, finish))
         if execution.concurrency == "sequential":
-            intervals = {"all": [*sum(intervals.values(), [])]}
-            intervals["all"] = list(dict.fromkeys(intervals["all"]))  # a transfer may pass several channels
+            # A transfer may pass several channels.
+            intervals = {"all": list(dict.fromkeys(span for spans in intervals.values() for span in spans))}
         for what, spans in intervals.items():
             spans.sort()
-            for (_, end), (start, _) in zip(spans[:-1], spans[1:], strict=True):
+            for (_, end), (start, _) in pairwise(spans):
                 assert end <= start, what
 
 
@@ -280,7 +281,8 @@ def test_names_and_numbers_of_ops_and_devices_play_no_part(fractional, whole, se
         other = replace(other, graph=replace(other.graph, op_names=names))
         order = None if case.order is None else number[case.order].astype(np.int32)
         again = simulate(other, new_device[case.placement[ops]].astype(np.int32), order)
-        assert again.value == timeline.value
+        exact = problem.objective != "throughput" or case is not fractional  # loads are sums over ops
+        assert again.value == (timeline.value if exact else pytest.approx(timeline.value, rel=1e-12))
         assert again.start.tolist() == timeline.start[ops].tolist()
         assert again.finish.tolist() == timeline.finish[ops].tolist()
         assert again.peak == pytest.approx(timeline.peak[devices], rel=1e-12)
@@ -331,7 +333,7 @@ def test_nothing_to_run_takes_no_time():
         assert violations(problem, []) == []
 
 
-# ---- small cases: transfers --------------------------------------------------------------------------------------------
+# ---- small cases: transfers ------------------------------------------------------------------------------------------
 
 
 def test_a_transfer_of_no_bytes_pays_latency():
@@ -382,7 +384,7 @@ def test_two_readers_on_one_device_share_one_transfer_unless_sends_are_per_edge(
 
 @pytest.mark.parametrize("listing", [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0]])
 def test_channels_are_served_in_event_time_whatever_the_listing(listing):
-    """A (1000 s on d0) and B (10 s on d2) each send 50 s to d1 over one channel: B's child starts at 60, not after A's."""
+    """A (1000 s on d0) and B (10 s on d2) each send 50 s to d1 over one channel: B's child starts at 60."""
     seconds = np.repeat([[1000.0], [10.0], [10.0], [10.0]], 3, axis=1)  # A, B, child of A, child of B
     problem = problem_of(seconds, [(0, 2), (1, 3)], sizes=50.0, cluster=shared_bus(3))
     timeline = simulate(renumbered(problem, listing, [0, 1, 2]), np.array([0, 2, 1, 1])[listing])
@@ -391,7 +393,7 @@ def test_channels_are_served_in_event_time_whatever_the_listing(listing):
 
 
 def test_a_transfer_holds_all_its_channels_and_none_overtakes_it():
-    """d0->d1 is on x, d0->d2 on x and y, d1->d2 on y. Ready at 1 (x, 4 s), 2 (x and y, 1 s), 3 (y, 1 s), in this order."""
+    """d0->d1 is on x, d0->d2 on x and y, d1->d2 on y. Ready at 1 (x, 4 s), 2 (x and y, 1 s), 3 (y, 1 s)."""
     via = {("d0", "d1"): ("x",), ("d0", "d2"): ("x", "y"), ("d1", "d2"): ("y",)}
     names = ("d0", "d1", "d2")
     links = tuple(Link(a, b, 1.0, via=via.get((a, b), ())) for a in names for b in names if a != b)
@@ -403,7 +405,7 @@ def test_a_transfer_holds_all_its_channels_and_none_overtakes_it():
     assert rows_of(timeline.transfers) == [(0, 0, 1, 1, 5), (1, 0, 2, 5, 6), (2, 1, 2, 6, 7)]
 
 
-# ---- small cases: devices ------------------------------------------------------------------------------------------------
+# ---- small cases: devices --------------------------------------------------------------------------------------------
 
 
 def test_a_device_runs_the_ready_op_with_the_longest_way_to_go():
@@ -430,12 +432,12 @@ def test_completion_sums_over_models():
     columns = {"model": [0, 1, 1], "models": ["a", "b"], "objective": "completion"}
     problem = problem_of([[3, 3], [2, 2], [2, 2]], [(1, 2)], sizes=0.0, **columns)
     assert simulate(problem, [0, 1, 1]).value == 3 + 4
-    assert simulate(problem, [0, 0, 0]).value == 4 + 7
+    assert simulate(problem, [0, 0, 0]).value == 5 + 7  # op1, op0, op2
     assert simulate(problem, [0, 0, 0], np.array([0, 1, 2])).value == 3 + 7
     assert simulate(replace(problem, objective="latency"), [0, 0, 0]).value == 7
 
 
-# ---- small cases: parameters -------------------------------------------------------------------------------------------
+# ---- small cases: parameters -----------------------------------------------------------------------------------------
 
 
 def streamed_layers(prefetch, **execution):
@@ -477,12 +479,14 @@ def test_a_parameter_is_fetched_once_for_its_most_urgent_reader_and_not_at_all_a
     assert simulate(problem, [0, 0, 0]).start.tolist() == [0, 2, 0]
 
 
-# ---- small cases: memory -------------------------------------------------------------------------------------------------
+# ---- small cases: memory ---------------------------------------------------------------------------------------------
 
 
 def profile(timeline, device):
+    """(time, bytes) at each change."""
     times, held = timeline.memory_profile(device)
-    return list(zip(times.tolist(), held.tolist(), strict=True))
+    changes = np.append(True, np.diff(held) != 0)
+    return list(zip(times[changes].tolist(), held[changes].tolist(), strict=True))
 
 
 def test_a_producer_keeps_its_tensor_until_its_last_send_ends():
@@ -521,17 +525,19 @@ def test_static_memory_counts_resident_bytes_only():
     assert profile(simulate(problem, [0, 0]), 0) == [(0, 3)]
 
 
-# ---- throughput --------------------------------------------------------------------------------------------------------
+# ---- throughput ------------------------------------------------------------------------------------------------------
 
 
-def pipeline(seconds, edges, placement, *, devices=3, sizes=2.0, copies=(True,) * 9, cluster=None, phase=0, **settings):
+def pipeline(seconds, edges, placement, *, devices=3, sizes=2.0, paying=None, cluster=None, phase=0, **settings):
     """Time per sample, with links of 1 byte/s, so a tensor of 2 bytes takes 2 s."""
     table = np.repeat(np.array(seconds, float)[:, None], devices, axis=1)
     execution = Execution(**settings)
     problem = problem_of(
         table, edges, sizes=sizes, cluster=cluster, objective="throughput", execution=execution, phase=phase
     )
-    marked = tuple(replace(device, copies=flag) for device, flag in zip(problem.cluster.devices, copies, strict=False))
+    marked = tuple(
+        replace(device, copies=paying is None or d in paying) for d, device in enumerate(problem.cluster.devices)
+    )
     problem = replace(problem, cluster=replace(problem.cluster, devices=marked))
     value = simulate(problem, placement).value
     assert evaluate(problem, placement).value[0] == value
@@ -547,8 +553,8 @@ def test_a_stage_computes_while_it_copies_or_does_not():
 
 
 def test_a_device_that_pays_for_no_copies():
-    assert pipeline([3, 4], [(0, 1)], [0, 1], overlap=False, copies=(True, False)) == 3 + 2
-    assert pipeline([3, 4], [(0, 1)], [0, 1], overlap=False, copies=(False, False)) == 4
+    assert pipeline([3, 4], [(0, 1)], [0, 1], overlap=False, paying=[0]) == 3 + 2
+    assert pipeline([3, 4], [(0, 1)], [0, 1], overlap=False, paying=[]) == 4
 
 
 def test_a_sender_pays_for_each_receiver_unless_sends_are_staged():
@@ -634,7 +640,7 @@ def test_throughput_equals_a_plain_recount(case):
         assert timeline.peak[d] == peak
 
 
-# ---- what a plan must keep ---------------------------------------------------------------------------------------------
+# ---- what a plan must keep -------------------------------------------------------------------------------------------
 
 
 def check(problem, placement, *expected):
@@ -693,7 +699,7 @@ def test_no_device_holds_more_than_its_memory():
     problem = problem_of(np.ones((2, 2)), sizes=0.0, resident=[1024.0, 2048.0], memory=[3072.0, 1024.0])
     check(problem, [0, 0])
     check(problem, [1, 0])
-    check(problem, [0, 1], "d1 needs 2 KiB of memory and has 1 KiB")
+    check(problem, [0, 1], "d1 needs 2.00 KiB of memory and has 1.00 KiB")
     assert evaluate(problem, [0, 1]).value[0] == 1.0  # what it would take, if it could
 
 
@@ -705,11 +711,11 @@ def test_every_broken_rule_is_told():
         "op 'op0' may not run on d1",
         "ops 'op0' and 'op1' must share a device",
         "it uses 2 devices, at most 1 are allowed",
-        "d0 needs 2 KiB of memory and has 1 KiB",
+        "d0 needs 2.00 KiB of memory and has 1.00 KiB",
     ]
 
 
-# ---- known optima --------------------------------------------------------------------------------------------------------
+# ---- known optima ----------------------------------------------------------------------------------------------------
 
 CHAIN = [(i, i + 1) for i in range(5)]
 TWO_CHAINS = [(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7)]

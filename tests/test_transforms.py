@@ -51,8 +51,9 @@ def test_expand_reads_a_placement_for_the_larger_graph():
     assert fused.expand([5, 6, 7, 8]).tolist() == [5, 6, 7, 8, 7]
 
 
-def test_contracting_nothing_changes_nothing():
-    graph = network(tied=True, groups=(0, 0))
+@pytest.mark.parametrize("seed", range(10))
+def test_contracting_nothing_changes_nothing(seed):
+    graph = random_graph(np.random.default_rng(seed), 12)
     assert contract(graph, np.arange(graph.num_ops)).graph.digest == graph.digest
 
 

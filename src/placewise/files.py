@@ -129,8 +129,7 @@ def load_problem_file(path: str | Path) -> Problem:
 
 def save_problem(problem: Problem, path: str | Path) -> None:
     """Write a problem file (gzip if the name ends in .gz)."""
-    with _naming(path):
-        _write_json(path, "problem", _problem_out(problem))
+    _write_json(path, "problem", _problem_out(problem))
 
 
 def _problem_in(content: Any) -> Problem:
@@ -207,8 +206,7 @@ def load_graph(path: str | Path) -> Graph:
 
 def save_graph(graph: Graph, path: str | Path) -> None:
     """Write a graph file (gzip if the name ends in .gz)."""
-    with _naming(path):
-        _write_json(path, "graph", _graph_out(graph))
+    _write_json(path, "graph", _graph_out(graph))
 
 
 def _graph_in(content: Any) -> Graph:
@@ -282,8 +280,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write a cluster file: numbers in SI units, one entry per direction of a link."""
     import yaml
 
-    with _naming(path):
-        _write(path, yaml.safe_dump(_cluster_out(cluster), sort_keys=False, width=120))
+    write_text(path, yaml.safe_dump(_cluster_out(cluster), sort_keys=False, width=120))
 
 
 def _build_cluster(data: ClusterData) -> Cluster:
@@ -354,8 +351,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         "digests": _digests(plan.problem),
         "problem": _problem_out(plan.problem),
     }
-    with _naming(path):
-        _write_json(path, "plan", content)
+    _write_json(path, "plan", content)
 
 
 def _plan_in(content: Any) -> Plan:
@@ -469,8 +465,8 @@ def _write_json(path: str | Path, kind: str, content: dict[str, Any]) -> None:
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"cannot be written as JSON: {error}") from None
-    _write(path, text)
+        raise InvalidInput(f"{path}: cannot be written as JSON: {error}") from None
+    write_text(path, text)
 
 
 def _read_yaml(path: str | Path) -> Any:
@@ -542,8 +538,8 @@ def _read_at_most(stream: gzip.GzipFile | BufferedReader, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _write(path: str | Path, text: str) -> None:
-    """Write a temporary file beside the target and rename it: whatever happens, the target is either old or new."""
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file (gzip if the name ends in .gz). Whatever happens, the file is then the old one or the new one."""
     try:
         raw = text.encode()
         if str(path).endswith(".gz"):
@@ -560,7 +556,7 @@ def _write(path: str | Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"cannot be written: {_reason(error)}") from None
+        raise InvalidInput(f"{path}: cannot be written: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -75,8 +75,7 @@ class Plan:
         peak = self.timeline.peak
         lines = [
             f"{self.problem.graph.name} on {self.problem.cluster.name}, {self.problem.objective}, by {self.planner}",
-            f"  {format_seconds(self.value)}, at most {self.gap:.1%} above the best possible "
-            f"(lower bound {format_seconds(self.lower_bound)})",
+            f"  {format_seconds(self.value)}; no plan takes less than {format_seconds(self.lower_bound)} (gap {self.gap:.1%})",
         ]
         for d, device in enumerate(self.problem.cluster.devices):
             ops = int((self.placement == d).sum())

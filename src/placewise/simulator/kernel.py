@@ -126,7 +126,7 @@ def _occupy(until, link, free, shared, via_ptr, via):
         free[link] = until
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def _peak_memory(
     tensor_ptr, size, consumer_ptr, input_ptr, inputs, resident, scratch, stored, num_devices, per_edge, place,
     start, finish, sends, sent_tensor, sent_reader, sent_link, sent_start, sent_end, room, peak,
@@ -137,7 +137,10 @@ def _peak_memory(
     ends would cost more than the run itself. So they are added up in buckets of time; the level between buckets is
     exact, and only buckets that might rise above the highest such level are sorted.
     """
-    since, until, amount, where, last_read, last_send, opened, closed, first_event, times, changes = room
+    (
+        since, until, amount, where, since_bucket, until_bucket, last_read, last_send, opened, closed, first_event,
+        event_time, event_change, event_bucket, sorted_time, sorted_change,
+    ) = room  # fmt: skip
     n, num_tensors, buckets = U(len(place)), U(len(size)), U(len(opened)) // num_devices
 
     # When each tensor is last read on each device, and last sent; stored ones are resident and not counted here.
@@ -191,78 +194,79 @@ def _peak_memory(
 
     # Buckets, and the level at the end of each.
     scale = np.float64(buckets - ONE) / end if end > 0.0 else 0.0
-    for i in range(num_devices * buckets):
+    for i in range(num_devices * buckets + ONE):
         opened[i] = 0.0
         closed[i] = 0.0
     for i in range(held):
-        base = U(where[i]) * buckets
-        opened[base + U(since[i] * scale)] += amount[i]
+        base = where[i] * buckets
+        begins = base + U(np.int64(since[i] * scale))
+        opened[begins] += amount[i]
+        since_bucket[i] = begins
+        ends = num_devices * buckets  # one bucket past the last, for what never ends
         if until[i] < INF:
-            closed[base + U(until[i] * scale)] += amount[i]
+            ends = base + U(np.int64(until[i] * scale))
+        closed[ends] += amount[i]
+        until_bucket[i] = ends
     for d in range(num_devices):
         peak[d] = 0.0
     for i in range(n):
         peak[U(place[i])] += resident[i]
     for d in range(num_devices):
-        level = peak[d]
+        level = first = peak[d]
         for i in range(d * buckets, (d + ONE) * buckets):
             level += opened[i] - closed[i]
             peak[d] = level if level > peak[d] else peak[d]
-
-    # Buckets in doubt: count their events, list them, sort them, and follow the level through them.
-    for d in range(num_devices):
-        level = 0.0
-        for i in range(n):
-            level += resident[i] if U(place[i]) == d else 0.0
+        # A bucket is in doubt if its beginnings alone would raise the level above the peak so far. Mark it by its level.
+        level = first
         for i in range(d * buckets, (d + ONE) * buckets):
-            doubt = level + opened[i] > peak[d] and closed[i] > 0.0
             before = level
             level += opened[i] - closed[i]
-            opened[i] = before if doubt else -1.0  # from here on: the level at the bucket's beginning
-    for i in range(num_devices * buckets + ONE):
-        first_event[i] = 0
+            opened[i] = before if before + opened[i] > peak[d] and closed[i] > 0.0 else -1.0
+    opened[num_devices * buckets] = -1.0
+
+    # The events of buckets in doubt, sorted by bucket, then by time with ends before beginnings.
+    events = ZERO
     for i in range(held):
-        base = U(where[i]) * buckets
-        b = base + U(since[i] * scale)
-        first_event[b + ONE] += np.uint32(1 if opened[b] >= 0.0 else 0)
-        if until[i] < INF:
-            b = base + U(until[i] * scale)
-            first_event[b + ONE] += np.uint32(1 if opened[b] >= 0.0 else 0)
+        if opened[since_bucket[i]] >= 0.0:
+            event_time[events] = since[i]
+            event_change[events] = amount[i]
+            event_bucket[events] = since_bucket[i]
+            events += ONE
+        if opened[until_bucket[i]] >= 0.0:
+            event_time[events] = until[i]
+            event_change[events] = -amount[i]
+            event_bucket[events] = until_bucket[i]
+            events += ONE
+    if events == ZERO:
+        return
+    for i in range(num_devices * buckets + TWO):
+        first_event[i] = ZERO
+    for j in range(events):
+        first_event[event_bucket[j] + TWO] += ONE
     for i in range(num_devices * buckets):
-        first_event[i + ONE] += first_event[i]
-        closed[i] = np.float64(first_event[i])  # from here on: where the bucket's next event goes
-    for i in range(held):
-        base = U(where[i]) * buckets
-        b = base + U(since[i] * scale)
-        if opened[b] >= 0.0:
-            at = U(closed[b])
-            times[at] = since[i]
-            changes[at] = amount[i]
-            closed[b] += 1.0
-        if until[i] < INF:
-            b = base + U(until[i] * scale)
-            if opened[b] >= 0.0:
-                at = U(closed[b])
-                times[at] = until[i]
-                changes[at] = -amount[i]
-                closed[b] += 1.0
+        first_event[i + TWO] += first_event[i + ONE]
+    for j in range(events):
+        i = event_bucket[j] + ONE
+        sorted_time[first_event[i]] = event_time[j]
+        sorted_change[first_event[i]] = event_change[j]
+        first_event[i] += ONE
     for i in range(num_devices * buckets):
-        if opened[i] < 0.0:
+        level = opened[i]
+        if level < 0.0:
             continue
         d = i // buckets
-        level = opened[i]
-        first, last = U(first_event[i]), U(first_event[i + ONE])
-        for j in range(first + ONE, last):
-            time, change = times[j], changes[j]
-            at = j
-            while at > first and (times[at - ONE] > time or (times[at - ONE] == time and changes[at - ONE] > change)):
-                times[at] = times[at - ONE]
-                changes[at] = changes[at - ONE]
+        for j in range(first_event[i], first_event[i + ONE]):
+            time, change, at = sorted_time[j], sorted_change[j], j
+            while at > first_event[i] and (
+                sorted_time[at - ONE] > time or (sorted_time[at - ONE] == time and sorted_change[at - ONE] > change)
+            ):
+                sorted_time[at] = sorted_time[at - ONE]
+                sorted_change[at] = sorted_change[at - ONE]
                 at -= ONE
-            times[at] = time
-            changes[at] = change
-        for j in range(first, last):
-            level += changes[j]
+            sorted_time[at] = time
+            sorted_change[at] = change
+        for j in range(first_event[i], first_event[i + ONE]):
+            level += sorted_change[j]
             peak[d] = level if level > peak[d] else peak[d]
 
 
@@ -271,12 +275,14 @@ def _room_for_memory(n, num_tensors, num_edges, num_devices):
     """What `_peak_memory` works in."""
     holdings = n + num_tensors + num_edges + ONE
     buckets = n // U(8) + U(16)
-    return (
-        np.empty(holdings), np.empty(holdings), np.empty(holdings), np.empty(holdings, np.uint32),
-        np.empty(num_tensors * num_devices), np.empty(num_tensors),
-        np.empty(num_devices * buckets), np.empty(num_devices * buckets),
-        np.empty(num_devices * buckets + ONE, np.uint32), np.empty(TWO * holdings), np.empty(TWO * holdings),
-    )  # fmt: skip
+    of_holding = (np.empty(holdings), np.empty(holdings), np.empty(holdings), np.empty(holdings, np.uint64))
+    bucket_of_holding = (np.empty(holdings, np.uint64), np.empty(holdings, np.uint64))
+    of_tensor = (np.empty(num_tensors * num_devices), np.empty(num_tensors))
+    of_bucket = (np.empty(num_devices * buckets + ONE), np.empty(num_devices * buckets + ONE))
+    first_event = np.empty(num_devices * buckets + TWO, np.uint64)
+    of_event = (np.empty(TWO * holdings), np.empty(TWO * holdings), np.empty(TWO * holdings, np.uint64))
+    sorted_events = (np.empty(TWO * holdings), np.empty(TWO * holdings))
+    return of_holding + bucket_of_holding + of_tensor + of_bucket + (first_event,) + of_event + sorted_events
 
 
 @njit(cache=True, nogil=True)

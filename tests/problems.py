@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -55,17 +56,8 @@ def renumbered(problem, ops, devices):
         models=graph.models,
         **{name: getattr(graph, name)[ops] for name in per_op},
     )
-    return Problem(
-        shuffled,
-        Cluster(tuple(cluster.devices[d] for d in devices), cluster.links),
-        Costs.create(problem.seconds[ops][:, devices]),
-        problem.objective,
-        problem.execution,
-        {name: problem.cluster.device_names[cluster.device_index(device)] for name, device in problem.pins.items()},
-        problem.forbidden,
-        problem.contiguous,
-        problem.max_devices,
-    )
+    moved = Cluster(tuple(cluster.devices[d] for d in devices), cluster.links)
+    return replace(problem, graph=shuffled, cluster=moved, costs=Costs.create(problem.seconds[ops][:, devices]))
 
 
 # ---- drawn at random -------------------------------------------------------------------------------------------------

@@ -290,6 +290,8 @@ def test_export_writes_nothing_but_the_trace_to_stdout(run, plan):
     assert result.err == ""
     assert run("export", plan, "--to", "trace", "--out", "trace.json").err == "wrote trace.json\n"
     assert Path("trace.json").read_text() == result.out
+    result = run("export", plan, "--to", "trace", "--out", "no/folder.json")
+    assert (result.code, result.err.startswith("error: no/folder.json: cannot be written")) == (2, True)
 
 
 # ---- planners --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +78,12 @@ class Context:
         """Since the planner began."""
         return time.perf_counter() - self._began
 
+    @property
+    def evaluations_left(self) -> int:
+        """How many the budget still allows."""
+        limit = self._budget.evaluations
+        return sys.maxsize if limit is None else max(0, limit - self.evaluations)
+
     def evaluate(self, placement: ArrayLike, order: ArrayLike | None = None) -> float:
         """The value of a placement, infinite if it breaks a constraint. The best is remembered."""
         self._check()
@@ -89,9 +96,7 @@ class Context:
     def evaluate_batch(self, placements: ArrayLike) -> NDArray[np.float64]:
         """The values of many placements [B, N], on all cores. A batch that exceeds the budget is cut short."""
         self._check()
-        rows = np.asarray(placements)
-        if self._budget.evaluations is not None:
-            rows = rows[: self._budget.evaluations - self.evaluations]
+        rows = np.asarray(placements)[: self.evaluations_left]
         values = evaluate(self.problem, rows, peaks=False).score
         self.spend(len(rows))
         if len(rows):
@@ -113,8 +118,7 @@ class Context:
     def should_stop(self) -> bool:
         """Whether the budget is spent, the user pressed Ctrl-C, or the incumbent is proved optimal."""
         if self.stopped == "finished" and (
-            (self._budget.seconds is not None and self.seconds >= self._budget.seconds)
-            or (self._budget.evaluations is not None and self.evaluations >= self._budget.evaluations)
+            (self._budget.seconds is not None and self.seconds >= self._budget.seconds) or not self.evaluations_left
         ):
             self.stopped = "budget"
         return self.stopped != "finished" or self.best_value <= self.lower_bound * (1 + 1e-9)
@@ -126,7 +130,7 @@ class Context:
     def _check(self) -> None:
         if self.should_stop() and self.stopped != "finished" and self.best is not None:
             raise _Stop
-        if self._budget.evaluations is not None and self.evaluations >= self._budget.evaluations:
+        if not self.evaluations_left:
             raise _Stop
 
     def _offer(self, value: float, placement: ArrayLike, order: Ints | None) -> None:

@@ -12,11 +12,13 @@ from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.blocks import blocks_by_load, fill
 from placewise.planners.heft import heft
+from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
 from placewise.simulator.incremental import Incremental
 
 _BATCH = 32
+_LUCK = 32  # batches of random placements, where no simple plan keeps every constraint
 
 
 @planner("local-search")
@@ -30,6 +32,9 @@ def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: in
         ctx.evaluate(placement, order)
         if order is not None:
             ctx.evaluate(placement)
+    for _ in range(_LUCK):
+        if ctx.best is None:
+            ctx.evaluate_batch(sample(problem, ctx.rng, 64))
     if ctx.best is None or problem.num_units == 0 or problem.num_devices == 1:
         return
     moves = _Moves(problem, ctx.rng)
@@ -72,7 +77,8 @@ class _Current:
 
     def improve(self, moves: _Moves) -> bool:
         """Try a batch of moves and take the best that helps."""
-        candidates, changed = moves.batch(self.placement, _BATCH)
+        # One evaluation is kept for the full simulation of the move that is taken.
+        candidates, changed = moves.batch(self.placement, min(_BATCH, max(1, self._ctx.evaluations_left - 1)))
         if not len(candidates):
             return False
         if self._incremental is None:

@@ -333,7 +333,9 @@ def _run_rows(
             duration[i] = time
             missing[i] = num_inputs[i]
             ready[i] = 0.0
-            work_left[d] += time
+        if bounded:
+            for i in range(n):
+                work_left[U(place[i])] += duration[i]
         for c in range(num_channels):
             free[c] = 0.0
         for m in range(num_models):

@@ -1,0 +1,420 @@
+"""What every planner promises, on the same small problems; and the exact answers of each where they are known."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import placewise
+from oracles import brute_force
+from placewise import planners
+from placewise.driver import Budget, plan
+from placewise.errors import NoFeasiblePlan, Unsupported
+from placewise.planners.blocks import fill
+from placewise.planners.random_search import sample
+from placewise.problem import Execution
+from placewise.simulator import simulate, violations
+from placewise.simulator.arrays import upward_rank
+from problems import problem_of, random_problem
+
+# ---- the problems ----------------------------------------------------------------------------------------------------
+
+
+def net(**options):
+    """A fork and a join with a skip, on a fast device, one half as fast, and one that is good at op4 only."""
+    speed = np.array([1.0, 2.0, 4.0])
+    seconds = np.array([2.0, 3.0, 5.0, 1.0, 4.0, 2.0])[:, None] * speed
+    seconds[4, 2] = 1.0
+    options = {"sizes": [1.0, 2.0, 1.0, 3.0, 1.0, 1.0], "latency": 0.25} | options
+    return problem_of(
+        options.pop("seconds", seconds), [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (2, 5), (4, 5)], **options
+    )
+
+
+def layers(**options):
+    """Three layers in a row, each with a parameter of its own, on a small fast device and a large slow one."""
+    seconds = np.array([[0.0, 0.0]] * 3 + [[1.0, 6.0]] * 3)
+    columns = {"op_kinds": ["parameter"] * 3 + ["op"] * 3, "sizes": [4.0] * 3 + [1.0] * 3}
+    edges = [(0, 3), (1, 4), (2, 5), (3, 4), (4, 5)]
+    return problem_of(seconds, edges, memory=[15.0, math.inf], bandwidth=2.0, **columns, **options)
+
+
+def without(problem, *banned):
+    seconds = problem.seconds.copy()
+    for op, device in banned:
+        seconds[op, device] = math.inf
+    return replace(problem, costs=placewise.Costs.create(seconds))
+
+
+def the_problems():
+    """By name; all but those that say so have a feasible placement."""
+    two_models = {"model": [0, 0, 1, 0, 1, 1], "models": ["a", "b"]}
+    weights = {"resident": [3.0, 1.0, 2.0, 1.0, 3.0, 2.0]}
+    found = {
+        "latency": net(),
+        "throughput": net(objective="throughput"),
+        "throughput, gpipe": net(
+            objective="throughput", phase=[0, 0, 0, 1, 1, 1], execution=Execution(pipeline="gpipe", overlap=False)
+        ),
+        "completion": net(objective="completion", **two_models),
+        "sequential": net(execution=Execution(concurrency="sequential")),
+        "sequential completion": net(
+            objective="completion", execution=Execution(concurrency="sequential"), **two_models
+        ),
+        "literature": net(execution=Execution(contention="none", sends="edge", memory="static")),
+        "static memory": net(memory=[5.0, 4.0, 4.0], execution=Execution(memory="static"), **weights),
+        "live memory": net(memory=[12.0, 9.0, 9.0], **weights),
+        "pipeline memory": net(memory=[14.0, 12.0, 12.0], objective="throughput", **weights),
+        "pins": net(pins={"op1": "d2", "op3": "d1"}),
+        "forbidden": net(forbidden=("d0",)),
+        "groups": net(group=[0, -1, 0, 1, -1, 1]),
+        "unsupported": without(net(), (0, 0), (2, 1), (3, 0), (3, 1)),
+        "pins and groups and memory": net(group=[0, -1, 0, -1, 0, -1], pins={"op2": "d1"}, memory=18.0, **weights),
+        "parameters": layers(),
+        "parameters, throughput": layers(objective="throughput"),
+        "parameters, sequential": layers(execution=Execution(concurrency="sequential")),
+        "contiguous": net(contiguous=True),
+        "contiguous throughput": net(contiguous=True, objective="throughput"),
+        "two devices": net(max_devices=2, objective="throughput"),
+        "one op": problem_of([[3.0, 2.0]]),
+        "no op": problem_of(np.zeros((0, 2))),
+        "no op, throughput": problem_of(np.zeros((0, 2)), objective="throughput"),
+        "no time": problem_of(np.zeros((3, 2)), [(0, 1)], sizes=0.0),
+        "one device": problem_of([[1.0], [2.0], [3.0]], [(0, 1), (0, 2)]),
+        "nothing fits": net(memory=[7.0, 1.0, 4.0], execution=Execution(memory="static"), **weights),
+        "activations do not fit": net(memory=2.0),
+    }
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        found[f"random {seed}"] = random_problem(
+            rng, max_ops=7, max_devices=3, constrained=True, integers=seed % 2 == 0
+        )
+    return found
+
+
+PROBLEMS = the_problems()
+PLANNERS = sorted(planners.available())
+
+
+def answer(planner, name, **options):
+    """The plan, or the error that says why there is none."""
+    try:
+        return plan(PROBLEMS[name], planner, **options)
+    except (NoFeasiblePlan, Unsupported) as error:
+        return error
+
+
+def key(found):
+    """What must be the same whenever the same question is asked."""
+    if isinstance(found, Exception):
+        return str(found)
+    order = None if found.order is None else found.order.tolist()
+    return [found.placement.tolist(), order, found.value, found.lower_bound, found.evaluations, found.stopped]
+
+
+# ---- what every planner promises -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_a_plan_keeps_every_constraint_and_tells_its_value(planner, name):
+    problem, found = PROBLEMS[name], answer(planner, name, seed=3)
+    best, _ = brute_force(problem)
+    if isinstance(found, Exception):
+        # One that keeps every constraint by itself, on any problem, does not say that there is none.
+        assert len(str(found)) > 30
+        assert planner in str(found) or "does not fit" in str(found)
+        return
+    assert violations(problem, found.placement, found.order) == []
+    assert found.problem is problem
+    assert found.placement.dtype == np.int32
+    assert found.value == simulate(problem, found.placement, found.order).value == found.timeline.value
+    assert found.lower_bound <= found.value
+    assert found.lower_bound <= best * (1 + 1e-9) or found.order is not None
+    at_least, _ = brute_force(problem, found.order)  # no placement is better in the order that the plan gives
+    assert found.value >= at_least
+
+    assert (found.planner, found.seed, found.version) == (planner, 3, placewise.__version__)
+    assert found.stopped == "finished"
+    assert found.seconds >= 0
+    assert set(found.options) == set(planners.get(planner).options)
+    seconds, evaluations, values = zip(*found.history, strict=True)
+    assert list(seconds) == sorted(seconds)
+    assert list(evaluations) == sorted(evaluations)
+    assert list(values) == sorted(set(values), reverse=True)
+    assert values[-1] == found.value
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_a_planner_finds_plans(planner):
+    """On most of the problems that it supports and that have one."""
+    answers = [answer(planner, name) for name in PROBLEMS if math.isfinite(brute_force(PROBLEMS[name])[0])]
+    supported = [found for found in answers if not isinstance(found, Unsupported)]
+    plans = [found for found in supported if not isinstance(found, NoFeasiblePlan)]
+    assert len(supported) >= 15
+    assert len(plans) >= 0.6 * len(supported)
+
+
+@pytest.mark.parametrize("planner", ["random", "local-search"])
+def test_a_search_finds_a_plan_wherever_there_is_one(planner):
+    for name, problem in PROBLEMS.items():
+        assert isinstance(answer(planner, name), Exception) is math.isinf(brute_force(problem)[0]), name
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_the_same_seed_gives_the_same_plan(planner):
+    for name in PROBLEMS:
+        first, second = (answer(planner, name, seed=5, budget=Budget(evaluations=200)) for _ in range(2))
+        assert key(first) == key(second), name
+
+
+def test_the_hash_seed_changes_nothing():
+    code = "import json, test_planners as t; print(json.dumps(t.everything()))"
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == json.loads(json.dumps(everything()))
+
+
+def everything():
+    return {f"{p}: {name}": key(answer(p, name, budget=Budget(evaluations=100))) for p in PLANNERS for name in PROBLEMS}
+
+
+@pytest.mark.parametrize("evaluations", [1, 7, 50])
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_a_budget_of_evaluations_is_kept(planner, evaluations):
+    for name in PROBLEMS:
+        found = answer(planner, name, budget=Budget(evaluations=evaluations))
+        if not isinstance(found, Exception):
+            assert found.evaluations <= evaluations, name
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_a_budget_of_seconds_ends_in_a_plan(planner):
+    big = random_problem(np.random.default_rng(1), max_ops=120, objective="latency", execution=Execution(), stored=0.0)
+    found = plan(big, planner, budget=Budget(seconds=0.05))
+    assert violations(big, found.placement, found.order) == []
+    if planner in ("random", "local-search"):
+        endless = {"samples": 10**9} if planner == "random" else {"patience": 10**9}
+        found = plan(big, planner, budget=Budget(seconds=0.05), options=endless)
+        assert found.stopped == "budget"
+        assert found.options | endless == found.options
+
+
+# ---- single ----------------------------------------------------------------------------------------------------------
+
+
+def test_single_picks_the_fastest_device_that_fits():
+    seconds = [[1.0, 5.0, 3.0], [1.0, 5.0, 3.0]]
+    assert plan(problem_of(seconds), "single").placement.tolist() == [0, 0]
+    tight = problem_of(seconds, sizes=0.0, resident=2.0, memory=[3.0, 4.0, 4.0])
+    assert plan(tight, "single").placement.tolist() == [2, 2]
+    assert plan(tight, "single").value == 6.0
+    with pytest.raises(NoFeasiblePlan, match="'single' found no plan"):
+        plan(problem_of(seconds, sizes=0.0, resident=2.0, memory=3.0), "single")
+
+
+def test_single_sends_what_cannot_run_there_where_it_is_fastest():
+    problem = problem_of([[1.0, 9.0, 9.0], [math.inf, 5.0, 4.0]], [(0, 1)], sizes=0.0, pins={})
+    assert plan(problem, "single").placement.tolist() == [0, 2]
+    pinned = replace(problem, pins={"op1": "d1"})
+    assert plan(pinned, "single").placement.tolist() == [0, 1]
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+STATIC = Execution(memory="static")
+
+
+def test_blocks_by_memory_fill_the_fastest_device_first():
+    # Resident bytes 4 4 4 4 4; devices of 10, 9 and 100 bytes, from fast to slow: two ops, two ops, the rest.
+    problem = problem_of(np.ones((5, 1)) * [3.0, 1.0, 2.0], [(i, i + 1) for i in range(4)], resident=4.0,
+                         memory=[100.0, 10.0, 9.0], execution=STATIC)  # fmt: skip
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [1, 1, 2, 2, 0]
+    roomy = replace(problem, cluster=problem.cluster.with_memory({"d1": 20.0}))
+    assert plan(roomy, "blocks-by-memory").placement.tolist() == [1] * 5
+
+
+def test_blocks_by_memory_leave_room_for_activations():
+    # Resident bytes 4 4 4; each op reads 1 byte and writes 1 byte, so 2 * 2 bytes stay free: 8 bytes hold one op.
+    problem = problem_of(np.ones((3, 1)) * [1.0, 2.0], [(0, 1), (1, 2)], resident=4.0, memory=[8.0, math.inf])
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [0, 1, 1]
+
+
+def test_blocks_by_memory_follow_the_program_and_not_the_numbering():
+    problem = problem_of(np.ones((4, 1)) * [1.0, 2.0], [(3, 2), (2, 1), (1, 0)], resident=1.0, memory=[2.0, 2.0],
+                         execution=STATIC)  # fmt: skip
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [1, 1, 0, 0]
+
+
+def test_a_pinned_op_does_not_end_a_block():
+    problem = problem_of(np.ones((4, 1)) * [1.0, 2.0], [(0, 1), (1, 2), (2, 3)], pins={"op1": "d1"})
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [0, 1, 0, 0]
+
+
+def test_a_group_goes_where_its_first_op_goes():
+    # Resident bytes 1 1 1 1 in groups a a - a: the group takes 3 bytes, the other goes on.
+    problem = problem_of(np.ones((4, 1)) * [1.0, 2.0], resident=1.0, group=[0, 0, -1, 0], memory=[3.0, 2.0],
+                         execution=STATIC)  # fmt: skip
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [0, 0, 1, 0]
+
+
+def test_blocks_by_load_balance_by_speed():
+    # Nine ops of 1 s or 2 s: six on the fast device and three on the slow one take 6 s each.
+    problem = problem_of(np.ones((9, 1)) * [2.0, 1.0], objective="throughput")
+    found = plan(problem, "blocks-by-load")
+    assert found.placement.tolist() == [1] * 6 + [0] * 3
+    assert found.value == 6.0
+    # Ops of 3 1 1 1 s on equal devices: 3 and 1 + 1 + 1.
+    uneven = problem_of(np.array([[3.0], [1.0], [1.0], [1.0]]).repeat(2, axis=1), objective="throughput")
+    assert plan(uneven, "blocks-by-load").placement.tolist() == [0, 1, 1, 1]
+
+
+def test_blocks_by_load_respect_memory():
+    # By load six ops would go to the fast device; its memory holds four.
+    problem = problem_of(np.ones((9, 1)) * [2.0, 1.0], sizes=0.0, resident=1.0, memory=[math.inf, 4.0])
+    assert plan(problem, "blocks-by-load").placement.tolist() == [1] * 4 + [0] * 5
+
+
+def test_fill_says_whether_everything_was_within_the_limits():
+    problem = problem_of(np.ones((4, 2)))
+    assert fill(problem, 2.0)[1]
+    assert not fill(problem, 1.5)[1]
+
+
+# ---- random ----------------------------------------------------------------------------------------------------------
+
+
+def test_random_draws_from_all_allowed_devices_and_no_other():
+    problem = without(net(pins={"op1": "d2"}, group=[0, -1, 0, -1, -1, -1]), (0, 1), (3, 0))
+    rows = sample(problem, np.random.default_rng(0), 300)
+    assert rows.shape == (300, 6)
+    assert [sorted(set(column.tolist())) for column in rows.T] == [[0, 2], [2], [0, 2], [1, 2], [0, 1, 2], [0, 1, 2]]
+    assert (rows[:, 0] == rows[:, 2]).all()
+
+
+def test_random_tries_as_many_as_it_is_told():
+    for samples in (1, 64, 100, 130):
+        assert plan(net(), "random", options={"samples": samples}).evaluations == samples
+
+
+# ---- HEFT ------------------------------------------------------------------------------------------------------------
+
+TOPCUOGLU_TIMES = [
+    [14, 16, 9], [13, 19, 18], [11, 13, 19], [13, 8, 17], [12, 13, 10],
+    [13, 16, 9], [7, 15, 11], [5, 11, 14], [18, 12, 20], [21, 7, 16],
+]  # fmt: skip
+TOPCUOGLU_EDGES = [
+    (1, 2, 18), (1, 3, 12), (1, 4, 9), (1, 5, 11), (1, 6, 14), (2, 8, 19), (2, 9, 16), (3, 7, 23),
+    (4, 8, 27), (4, 9, 23), (5, 9, 13), (6, 8, 15), (7, 10, 17), (8, 10, 11), (9, 10, 13),
+]  # fmt: skip
+
+
+def topcuoglu():
+    """The example of the HEFT paper (figure 2): ten tasks on three processors, a transfer per edge, no contention."""
+    columns = {
+        "tensor_producer": [a - 1 for a, _, _ in TOPCUOGLU_EDGES],
+        "tensor_bytes": [size for _, _, size in TOPCUOGLU_EDGES],
+    }
+    edges = [(i, b - 1) for i, (_, b, _) in enumerate(TOPCUOGLU_EDGES)]
+    return problem_of(TOPCUOGLU_TIMES, edges, execution=Execution(contention="none", sends="edge"), **columns)
+
+
+def test_heft_gives_the_schedule_of_its_paper():
+    problem = topcuoglu()
+    ranks = [108.000, 77.000, 80.000, 80.000, 69.000, 63.333, 42.667, 35.667, 44.333, 14.667]
+    assert upward_rank(problem) == pytest.approx(ranks, abs=5e-4)
+    found = plan(problem, "heft")
+    assert found.value == 80
+    assert found.placement.tolist() == [2, 0, 2, 1, 2, 1, 2, 0, 1, 1]
+
+
+def test_heft_fills_gaps():
+    """d0 idles from 1 to 6, while op1 runs on d1; op3 (3 s) has the lowest rank and fits there."""
+    seconds = np.array([[1.0], [5.0], [4.0], [3.0]]).repeat(2, axis=1)
+    pins = {"op0": "d0", "op1": "d1", "op2": "d0", "op3": "d0"}
+    problem = problem_of(seconds, [(0, 1), (1, 2)], sizes=0.0, pins=pins)
+    found = plan(problem, "heft")
+    assert found.timeline.start.tolist() == [0, 1, 6, 1]
+    assert found.value == 10
+    longer = replace(problem, costs=placewise.Costs.create(np.where(seconds == 3.0, 5.5, seconds)))
+    # Now op3 has the higher rank of the two, but does not fit: it would delay nothing that ranks above it.
+    assert plan(longer, "heft").timeline.start.tolist() == [0, 1, 6.5, 1]
+
+
+def test_heft_passes_over_a_device_that_is_full():
+    # Both ops are fastest on d0, which holds one of them.
+    problem = problem_of([[1.0, 5.0], [1.0, 5.0]], sizes=0.0, resident=2.0, memory=[3.0, 9.0])
+    found = plan(problem, "heft")
+    assert sorted(found.placement.tolist()) == [0, 1]
+
+
+def test_heft_keeps_groups_together_and_parameters_with_their_reader():
+    problem = problem_of(np.ones((4, 2)), sizes=0.0, group=[0, -1, 0, -1])
+    place = plan(problem, "heft").placement
+    assert place[0] == place[2]
+    assert plan(problem, "heft").value == 2.0
+    # 15 bytes on d0 hold two of the parameters (4 bytes each) beside the headroom of 2 * 2 bytes.
+    assert plan(layers(), "heft").placement.tolist() == [0, 0, 1, 0, 0, 1]
+    assert plan(layers(pins={"op5": "d0"}), "heft").placement.tolist() == [0, 0, 1, 0, 0, 0]
+
+
+def test_heft_does_not_apply_to_constraints_that_it_ignores():
+    for problem in (net(contiguous=True), net(max_devices=2), net(objective="throughput")):
+        with pytest.raises(Unsupported, match="planner 'heft'"):
+            plan(problem, "heft")
+
+
+# ---- local search ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("objective", "concurrency"),
+    [("latency", "parallel"), ("throughput", "parallel"), ("completion", "parallel"), ("latency", "sequential")],
+)
+def test_local_search_finds_nearly_every_optimum_of_tiny_problems(objective, concurrency):
+    reached = tried = 0
+    for seed in range(200):
+        problem = random_problem(
+            np.random.default_rng(seed), max_ops=8, max_devices=3, objective=objective, constrained=True
+        )
+        problem = replace(problem, execution=replace(problem.execution, concurrency=concurrency))
+        best, _ = brute_force(problem)
+        if math.isinf(best) or problem.num_units < 4 or tried == 30:
+            continue
+        tried += 1
+        reached += plan(problem, "local-search").value <= best * (1 + 1e-9)
+    assert tried == 30
+    assert reached >= 27
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "completion"])
+def test_local_search_is_never_worse_than_the_simple_planners(objective):
+    for seed in range(15):
+        problem = random_problem(np.random.default_rng(seed), max_ops=30, objective=objective, constrained=True)
+        values = {}
+        for planner in ("local-search", "single", "blocks-by-memory", "blocks-by-load", "heft"):
+            try:
+                values[planner] = plan(problem, planner).value
+            except (NoFeasiblePlan, Unsupported):
+                values[planner] = math.inf
+        assert values["local-search"] == min(values.values()), seed
+
+
+def test_local_search_improves_on_where_it_starts():
+    """Two chains that cross devices at a bad place unless ops move together."""
+    problem = random_problem(
+        np.random.default_rng(8), max_ops=60, objective="latency", execution=Execution(), stored=0.0
+    )
+    found = plan(problem, "local-search", budget=Budget(evaluations=3000))
+    assert len(found.history) > 3
+    assert found.value < found.history[0][2]

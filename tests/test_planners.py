@@ -129,8 +129,7 @@ def test_a_plan_keeps_every_constraint_and_tells_its_value(planner, name):
     problem, found = PROBLEMS[name], answer(planner, name, seed=3)
     best, _ = brute_force(problem)
     if isinstance(found, Exception):
-        # One that keeps every constraint by itself, on any problem, does not say that there is none.
-        assert len(str(found)) > 30
+        assert len(str(found)) > 30  # says why
         assert planner in str(found) or "does not fit" in str(found)
         return
     assert violations(problem, found.placement, found.order) == []
@@ -138,7 +137,7 @@ def test_a_plan_keeps_every_constraint_and_tells_its_value(planner, name):
     assert found.placement.dtype == np.int32
     assert found.value == simulate(problem, found.placement, found.order).value == found.timeline.value
     assert found.lower_bound <= found.value
-    assert found.lower_bound <= best * (1 + 1e-9) or found.order is not None
+    assert found.lower_bound <= best
     at_least, _ = brute_force(problem, found.order)  # no placement is better in the order that the plan gives
     assert found.value >= at_least
 
@@ -346,9 +345,9 @@ def test_heft_fills_gaps():
     found = plan(problem, "heft")
     assert found.timeline.start.tolist() == [0, 1, 6, 1]
     assert found.value == 10
-    longer = replace(problem, costs=placewise.Costs.create(np.where(seconds == 3.0, 5.5, seconds)))
-    # Now op3 has the higher rank of the two, but does not fit: it would delay nothing that ranks above it.
-    assert plan(longer, "heft").timeline.start.tolist() == [0, 1, 6.5, 1]
+    # A gap of 1 s, from 1 to 2, is too small for it.
+    shorter = replace(problem, costs=placewise.Costs.create(np.where(seconds == 5.0, 1.0, seconds)))
+    assert plan(shorter, "heft").timeline.start.tolist() == [0, 1, 2, 6]
 
 
 def test_heft_passes_over_a_device_that_is_full():

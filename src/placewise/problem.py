@@ -96,10 +96,11 @@ class Problem:
     def num_devices(self) -> int:
         return self.cluster.num_devices
 
-    @property
+    @cached_property
     def seconds(self) -> NDArray[np.float64]:
-        """[N, D] time of each op on each device."""
-        return self.costs.seconds
+        """[N, D] time of each op on each device; infinite where it cannot run, zero for parameters and state."""
+        stored = self.graph.is_stored[:, None] & np.isfinite(self.costs.seconds)
+        return np.where(stored, 0.0, self.costs.seconds)
 
     @cached_property
     def unit(self) -> Ints:

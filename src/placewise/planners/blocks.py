@@ -1,4 +1,4 @@
-"""Contiguous blocks of the program order, fastest device first: what people do by hand, and what engines do by default."""
+"""Contiguous blocks of the program order, fastest device first: what people do by hand and engines do by default."""
 
 from __future__ import annotations
 

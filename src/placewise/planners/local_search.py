@@ -33,7 +33,7 @@ def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: in
         if order is not None:
             ctx.evaluate(placement)
     for _ in range(_LUCK):
-        if ctx.best is None:
+        if ctx.best is None and not ctx.should_stop():
             ctx.evaluate_batch(sample(problem, ctx.rng, 64))
     if ctx.best is None or problem.num_units == 0 or problem.num_devices == 1:
         return
@@ -177,7 +177,7 @@ class _Moves:
                 if other not in seen and device[other] == device[seed] and self._allowed[other, target]:
                     seen.add(other)
                     piece.append(other)
-        return {unit: target for unit in piece[:size]} if target != device[seed] else {}
+        return dict.fromkeys(piece[:size], target) if target != device[seed] else {}
 
     def _target(self, unit: int, device: Ints) -> int:
         """Half the time the device of a neighbour, else any."""

@@ -1,8 +1,9 @@
 """How good any plan could be: lower bounds on the objective, so that a plan can say how far from the best it is.
 
-Three arguments, each valid for every feasible plan:
+Four arguments, each valid for every feasible plan:
 
 - *path*: along a chain of ops, each on its best device and each change of device paid for, time only adds up;
+- *path under memory*: the same for one heavy path, when not all of its ops fit where they are fastest;
 - *unit*: ops that must share a device run there one after another;
 - *area*: spread the work over the devices as thinly as their speeds and memories allow, as if ops could be cut up.
 
@@ -63,6 +64,8 @@ def _parts(problem: Problem) -> dict[str, float]:
     if problem.objective == "latency":
         one_model = np.zeros_like(problem.graph.model)
         parts["path"] = float(_longest_path_through(problem, work, one_model).max())
+        if not work.sequential and work.resident.sum() > problem.capacity.min():
+            parts["path under memory"] = _path_under_memory(problem, work)
     return parts
 
 
@@ -161,6 +164,33 @@ def _longest_path_through(problem: Problem, work: _Work, model: Ints) -> Floats:
     )  # fmt: skip
     through: Floats = (before + seconds + after).min(axis=1)
     return through * (1.0 - work.slack)
+
+
+def _path_under_memory(problem: Problem, work: _Work) -> float:
+    """The heaviest path, whose ops run one after another, if memory keeps some of them off their fastest device.
+
+    To the path, the cluster is a sequential one; the other ops take no time but want their bytes.
+    """
+    graph = problem.graph
+    seconds = np.where(problem.allowed & ~graph.is_stored[:, None], problem.seconds, 0.0)
+    weight = seconds.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1)
+    rest = weight.copy()  # heaviest path from each op to the end, and the reader that it goes on with
+    following = np.full(graph.num_ops, -1)
+    by_producer = np.argsort(graph.edge_producer, kind="stable")
+    readers = graph.consumers[by_producer]
+    first = np.searchsorted(graph.edge_producer[by_producer], np.arange(graph.num_ops + 1))
+    for op in reversed(graph.topological_order.tolist()):
+        mine = readers[first[op] : first[op + 1]]
+        if len(mine):
+            following[op] = mine[rest[mine].argmax()]
+            rest[op] += rest[following[op]]
+    on_path = np.zeros(graph.num_ops, np.bool_)
+    op = int(rest.argmax())
+    while op >= 0:
+        on_path[op] = True
+        op = int(following[op])
+    along = _sums(work.item, seconds * on_path[:, None], len(work.resident))[None]
+    return _area(replace(work, seconds=along, sequential=True))
 
 
 @njit(cache=True, nogil=True)

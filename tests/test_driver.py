@@ -68,15 +68,15 @@ def test_a_planner_is_one_function(problem):
     assert [(evaluations, value) for _, evaluations, value in found.history] == [(1, 9.0)]
     assert plan(problem, "backwards", options={"start": "first"}).value == 6.0
 
-    with pytest.raises(Unsupported, match="^planner 'backwards' needs two devices$"):
+    with pytest.raises(Unsupported, match=r"^planner 'backwards' needs two devices$"):
         plan(problem_of([[1.0]]), "backwards")
-    with pytest.raises(Unsupported, match="^planner 'backwards' plans for latency, not throughput$"):
+    with pytest.raises(Unsupported, match=r"^planner 'backwards' plans for latency, not throughput$"):
         plan(replace(problem, objective="throughput"), "backwards")
 
 
 def test_supports_may_say_no_without_words(problem):
     planner("never", supports=lambda p: False)(lambda problem, ctx: None)
-    with pytest.raises(Unsupported, match="^planner 'never' does not apply to this problem$"):
+    with pytest.raises(Unsupported, match=r"^planner 'never' does not apply to this problem$"):
         plan(problem, "never")
 
 
@@ -89,9 +89,9 @@ def test_two_planners_may_not_share_a_name():
 
 
 def test_unknown_planners_and_options_are_named(problem):
-    with pytest.raises(Unsupported, match="no planner 'best'; there are blocks-by-load, .*single"):
+    with pytest.raises(Unsupported, match=r"no planner 'best'; there are blocks-by-load, .*single"):
         plan(problem, "best")
-    with pytest.raises(InvalidInput, match="^planner 'random' has no option 'sample'"):
+    with pytest.raises(InvalidInput, match=r"^planner 'random' has no option 'sample'"):
         plan(problem, "random", options={"sample": 3})
 
 
@@ -158,15 +158,12 @@ def test_an_order_that_is_handed_back_is_part_of_the_plan():
 def test_a_placement_that_breaks_a_rule_is_never_a_plan(problem):
     planner("careless")(lambda problem, ctx: [0, 1, 1])
     pinned = replace(problem, pins={"op1": "d0"}, cluster=problem.cluster.with_memory({"d1": 0.5}))
-    with pytest.raises(NoFeasiblePlan) as error:
+    found = "planner 'careless' found no plan that keeps every constraint: op 'op1' may not run on d1; d1 needs "
+    with pytest.raises(NoFeasiblePlan, match=found):
         plan(pinned, "careless")
-    assert str(error.value) == (
-        "planner 'careless' found no plan that keeps every constraint: "
-        "op 'op1' may not run on d1; d1 needs 2 B of memory and has 0 B"
-    ) or "op 'op1' may not run on d1; d1 needs" in str(error.value)
 
     planner("hopeful")(lambda problem, ctx: None if math.isinf(ctx.evaluate([0, 1, 1])) else 1 / 0)
-    with pytest.raises(NoFeasiblePlan, match="^planner 'hopeful' found no plan that keeps every constraint$"):
+    with pytest.raises(NoFeasiblePlan, match=r"^planner 'hopeful' found no plan that keeps every constraint$"):
         plan(pinned, "hopeful")
 
 
@@ -266,16 +263,13 @@ def test_what_a_planner_simulates_by_itself_counts(loose):
 def test_a_proved_optimum_is_a_reason_to_stop(problem, loose):
     @planner("prover")
     def prover(problem, ctx, *, proof: float = 0.0):
-        """Proves."""
-        assert not ctx.should_stop()
+        """Proves, and goes on until it is enough."""
         ctx.evaluate([0, 1, 1])
-        before = ctx.should_stop()
+        assert not ctx.should_stop()
         ctx.bound(proof)
         ctx.bound(0.5)  # a weaker one takes nothing back
-        assert before is False
-        if ctx.should_stop():
-            return
-        ctx.evaluate([0, 0, 0])
+        if not ctx.should_stop():
+            ctx.evaluate([0, 0, 0])
 
     assert lower_bound(loose).value == pytest.approx(1.5)
     proved = plan(loose, "prover", options={"proof": 2.0})
@@ -284,8 +278,7 @@ def test_a_proved_optimum_is_a_reason_to_stop(problem, loose):
     unproved = plan(loose, "prover", options={"proof": 1.75})
     assert (unproved.evaluations, unproved.lower_bound) == (2, 1.75)
     assert unproved.gap == pytest.approx(0.125)
-    planner("stops")(lambda problem, ctx: ctx.evaluate([0, 0, 0]) and None if not ctx.should_stop() else pytest.fail())
-    assert plan(problem, "stops").is_optimal
+    assert plan(problem, "random").evaluations == 64  # the first batch holds the optimum, which the bound proves
 
 
 # ---- progress and Ctrl-C ---------------------------------------------------------------------------------------------

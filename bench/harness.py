@@ -1,0 +1,100 @@
+"""What every benchmark shares: the machine, random work of a stated shape, CPU time, and a table or JSON at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import numpy as np
+
+from placewise import Costs, Device, Graph, Problem, full_mesh
+from placewise.problem import Execution
+
+
+def random_problem(ops: int, devices: int, *, ccr: float = 1.0, seed: int = 0, window: int = 50) -> Problem:
+    """Op i reads 1 to 3 of the previous `window` ops (about two edges per op); 10 to 200 us per op on devices of falling
+    speed; `ccr` is the mean transfer time over the mean op time.
+    """
+    rng = np.random.default_rng(seed)
+    degree = np.minimum(rng.integers(1, 4, ops), np.arange(ops))
+    consumer = np.repeat(np.arange(ops), degree)
+    back = np.minimum(rng.integers(1, window + 1, len(consumer)), consumer)
+    seconds = rng.uniform(10e-6, 200e-6, ops)
+    graph = Graph.create(
+        op_names=[f"op{i}" for i in range(ops)],
+        tensor_producer=np.arange(ops),
+        tensor_bytes=rng.uniform(0.1, 1.9, ops) * 1e6 * ccr,
+        edge_tensor=consumer - back,
+        edge_consumer=consumer,
+        resident=rng.integers(1, 1000, ops),
+        scratch=rng.integers(1, 1000, ops),
+    )
+    cluster = full_mesh([Device(f"d{i}", memory=1e15) for i in range(devices)], 10e9, 5e-6)
+    table = seconds[:, None] / np.linspace(1.0, 0.5, devices)
+    return Problem(graph, cluster, Costs.create(table), execution=Execution())
+
+
+def cpu_seconds(work: Callable[[], Any], repeat: int = 5) -> float:
+    """The least CPU time of several runs: what the work costs when the machine is quiet."""
+    best = float("inf")
+    for _ in range(repeat):
+        began = time.process_time()
+        work()
+        best = min(best, time.process_time() - began)
+    return best
+
+
+def wall_seconds(work: Callable[[], Any], repeat: int = 5) -> float:
+    """The least wall time of several runs."""
+    best = float("inf")
+    for _ in range(repeat):
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def main(title: str, measure: Callable[[argparse.Namespace], list[dict[str, Any]]], **arguments: Any) -> None:
+    """Run a benchmark from the command line. `measure` returns rows, each a dict of column to value."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    for name, settings in arguments.items():
+        parser.add_argument(f"--{name}", **settings)
+    options = parser.parse_args()
+    rows = measure(options)
+    machine = f"{os.cpu_count()} cores, {_cpu()}, Python {platform.python_version()}, {date.today().isoformat()}"
+    if options.json:
+        print(json.dumps({"title": title, "machine": machine, "rows": rows}, indent=1))
+        return
+    print(f"{title}\n{machine}\n")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]
+    for line in [columns, ["-" * width for width in widths], *cells]:
+        print("  ".join(text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths, strict=True))))
+
+
+def progress(text: str) -> None:
+    """Talk, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown CPU"

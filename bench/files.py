@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import main, random_problem, wall_seconds
-
 from placewise.files import load_graph, load_problem_file, save_graph, save_problem
 
 
@@ -19,8 +18,9 @@ def measure(options: Any) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("graph.json", "graph.json.gz"):
             path = Path(folder) / name
-            rows.append({"step": f"save {name}", "seconds": wall_seconds(lambda p=path: save_graph(problem.graph, p), 2)})
-            rows.append({"step": f"load and validate {name}", "seconds": wall_seconds(lambda p=path: load_graph(p), 2)})
+            save = wall_seconds(lambda p=path: save_graph(problem.graph, p), 2)
+            load = wall_seconds(lambda p=path: load_graph(p), 2)
+            rows += [{"step": f"save {name}", "seconds": save}, {"step": f"load and validate {name}", "seconds": load}]
             rows[-1]["MiB"] = path.stat().st_size / 2**20
         path = Path(folder) / "problem.json"
         rows.append({"step": "save problem.json", "seconds": wall_seconds(lambda: save_problem(problem, path), 2)})

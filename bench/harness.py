@@ -19,8 +19,8 @@ from placewise.problem import Execution
 
 
 def random_problem(ops: int, devices: int, *, ccr: float = 1.0, seed: int = 0, window: int = 50) -> Problem:
-    """Op i reads 1 to 3 of the previous `window` ops (about two edges per op); 10 to 200 us per op on devices of falling
-    speed; `ccr` is the mean transfer time over the mean op time.
+    """Op i reads 1 to 3 of the previous `window` ops (about two edges per op); 10 to 200 us per op on devices of
+    falling speed; `ccr` is the mean transfer time over the mean op time.
     """
     rng = np.random.default_rng(seed)
     degree = np.minimum(rng.integers(1, 4, ops), np.arange(ops))
@@ -77,8 +77,8 @@ def main(title: str, measure: Callable[[argparse.Namespace], list[dict[str, Any]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]
-    for line in [columns, ["-" * width for width in widths], *cells]:
-        print("  ".join(text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths, strict=True))))
+    for first, *rest in [columns, ["-" * width for width in widths], *cells]:
+        print("  ".join([first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True))]))
 
 
 def progress(text: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import cpu_seconds, main, progress, random_problem
-
 from placewise import plan
 from placewise.driver import Budget, Context
 from placewise.importers import instances

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from harness import cpu_seconds, main, progress, random_problem
 
+from harness import cpu_seconds, main, progress, random_problem
 from placewise import evaluate, plan
 from placewise.simulator.incremental import Incremental
 

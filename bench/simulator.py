@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from harness import cpu_seconds, main, progress, random_problem, wall_seconds
 
+from harness import cpu_seconds, main, progress, random_problem, wall_seconds
 from placewise import evaluate
 
 

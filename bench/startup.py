@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import main, progress
-
 from placewise import Graph
 from placewise.files import save_graph
 

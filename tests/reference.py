@@ -34,7 +34,8 @@ def run(problem, placement, order=None):
     def move(t, a, b, now):
         channels = cluster.channels_of[a, b] if execution.contention == "channel" else ()
         begin = max([now, *(free[c] for c in channels)])
-        arrive = begin + (float(cluster.latency[a, b]) + float(graph.tensor_bytes[t]) * float(cluster.seconds_per_byte[a, b]))
+        size, per_byte = float(graph.tensor_bytes[t]), float(cluster.seconds_per_byte[a, b])
+        arrive = begin + (float(cluster.latency[a, b]) + size * per_byte)
         for c in channels:
             free[c] = arrive
         transfers.append((t, a, b, begin, arrive))

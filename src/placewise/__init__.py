@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
     from placewise.files import load_problem
     from placewise.graph import Graph, GraphBuilder
-    from placewise.plans import Plan
     from placewise.planners import planner
+    from placewise.plans import Plan
     from placewise.problem import Execution, Problem
     from placewise.simulator import Timeline, evaluate, simulate
 
@@ -31,9 +31,33 @@ _HOME = {
     "Budget": "driver", "Context": "driver", "plan": "driver",
     "InvalidInput": "errors", "NoFeasiblePlan": "errors", "PlacewiseError": "errors", "Unsupported": "errors",
     "load_problem": "files", "Graph": "graph", "GraphBuilder": "graph", "Plan": "plans", "planner": "planners",
-    "Execution": "problem", "Problem": "problem", "Timeline": "simulator", "evaluate": "simulator", "simulate": "simulator",
+    "Execution": "problem", "Problem": "problem",
+    "Timeline": "simulator", "evaluate": "simulator", "simulate": "simulator",
 }  # fmt: skip
-__all__ = list(_HOME)
+__all__ = [
+    "Budget",
+    "Cluster",
+    "Context",
+    "Costs",
+    "Device",
+    "Execution",
+    "Graph",
+    "GraphBuilder",
+    "InvalidInput",
+    "Link",
+    "NoFeasiblePlan",
+    "PlacewiseError",
+    "Plan",
+    "Problem",
+    "Timeline",
+    "Unsupported",
+    "evaluate",
+    "full_mesh",
+    "load_problem",
+    "plan",
+    "planner",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

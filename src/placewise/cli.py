@@ -383,38 +383,9 @@ def _run(
     from placewise.quantities import parse_quantity
 
     limit = driver.Budget(seconds=parse_quantity(budget, "seconds"), evaluations=evaluations)
-    _compile(problem, name)
+    driver.prepare(problem, name, _say)
     with _progress(name) as show:
         return driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
-
-
-def _compile(problem: "Problem", name: str) -> None:
-    """Before the clock starts: the simulator, and by planning two ops whatever the planner itself compiles."""
-    from threading import Timer
-
-    import numpy as np
-
-    from placewise import driver
-    from placewise.cluster import Device, full_mesh
-    from placewise.costs import Costs
-    from placewise.graph import GraphBuilder
-    from placewise.problem import Problem
-    from placewise.simulator import warm_up
-
-    warm_up(_say)
-    build = GraphBuilder("two ops")
-    build.op("b", kind="op", inputs=build.op("a", kind="op", outputs=[1.0]))
-    cluster, costs = full_mesh([Device("x", memory=8.0), Device("y")], 1.0), Costs.create(np.ones((2, 2)))
-    small = Problem(build.graph(), cluster, costs, problem.objective, problem.execution)
-    announce = Timer(1.0, _say, [f"compiling {name} (once per installation)"])
-    announce.start()
-    try:
-        if driver.plan(small, name, budget=driver.Budget(evaluations=16)).stopped == "interrupted":
-            raise KeyboardInterrupt
-    except PlacewiseError:
-        pass  # the planner will say what is wrong with the real problem
-    finally:
-        announce.cancel()
 
 
 @contextmanager
@@ -436,10 +407,10 @@ def _progress(name: str) -> Iterator[Callable[[Any], None] | None]:
 
 def _load(path: Path) -> "Plan":
     from placewise.files import load_plan
-    from placewise.simulator import warm_up
+    from placewise.simulator.evaluation import announced
 
-    warm_up(_say)
-    return load_plan(path)
+    with announced("compiling the simulator (once per installation)", _say):
+        return load_plan(path)
 
 
 def _stop_if_interrupted(*plans: "Plan") -> None:

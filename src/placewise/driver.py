@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 
 import placewise
 from placewise import planners
-from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
-from placewise.graph import Ints
+from placewise.cluster import Device, full_mesh
+from placewise.costs import Costs
+from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
+from placewise.graph import GraphBuilder, Ints
 from placewise.plans import Plan
 from placewise.problem import Problem
 from placewise.simulator import evaluate, violations
 from placewise.simulator.bounds import lower_bound
+from placewise.simulator.evaluation import announced
 
 DEFAULT_PLANNER = "local-search"
 _REPORT_EVERY = 0.2  # seconds
@@ -157,6 +160,7 @@ def plan(
     unknown = set(options or {}) - set(info.options)
     if unknown:
         raise InvalidInput(f"planner {planner!r} has no option {sorted(unknown)[0]!r}")
+    prepare(problem, planner)
     bound = lower_bound(problem).value
     if math.isinf(bound):
         raise NoFeasiblePlan("the model does not fit: its resident bytes exceed the memory of the devices it may use")
@@ -174,7 +178,9 @@ def plan(
         value = float(evaluate(problem, placement, sequence, peaks=False).score[0])
         ctx._offer(value, placement, sequence)
     if ctx.best is None:
-        raise NoFeasiblePlan(_explain_failure(problem, planner, ctx, answer))
+        if ctx.stopped == "interrupted":
+            raise KeyboardInterrupt
+        raise NoFeasiblePlan(_explain_failure(problem, planner, answer))
     settings = {name: default for name, (_, default) in info.options.items()} | dict(options or {})
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,
@@ -183,9 +189,27 @@ def plan(
     )  # fmt: skip
 
 
-def _explain_failure(problem: Problem, planner: str, ctx: Context, answer: Any) -> str:
-    if ctx.stopped == "interrupted":
-        return f"planner {planner!r} was interrupted before it found a plan that keeps every constraint"
+_prepared: set[tuple[str, str, str]] = set()
+
+
+def prepare(problem: Problem, planner: str, announce: Callable[[str], None] | None = None) -> None:
+    """Compile what a planner needs before its clock starts, by planning two ops with it."""
+    key = (planner, problem.objective, problem.execution.concurrency)
+    if key in _prepared:
+        return
+    _prepared.add(key)
+    build = GraphBuilder("two ops")
+    build.op("second", kind="op", inputs=build.op("first", kind="op", outputs=[1.0]))
+    cluster = full_mesh([Device("a", memory=8.0), Device("b")], 1.0)
+    small = Problem(build.graph(), cluster, Costs.create(np.ones((2, 2))), problem.objective, problem.execution)
+    with announced("compiling (once per installation)", announce):
+        context = Context(small, Budget(evaluations=16), 0, lower_bound(small).value, None)
+        evaluate(small, [0, 1])
+        with suppress(_Stop, PlacewiseError):
+            planners.get(planner).function(small, context)
+
+
+def _explain_failure(problem: Problem, planner: str, answer: Any) -> str:
     text = f"planner {planner!r} found no plan that keeps every constraint"
     if answer is not None:
         placement, order = answer if isinstance(answer, tuple) else (answer, None)

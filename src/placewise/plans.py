@@ -42,6 +42,7 @@ class Plan:
 
     @property
     def is_optimal(self) -> bool:
+        """Whether no plan can be better."""
         return self.gap <= 1e-9
 
     @cached_property
@@ -75,7 +76,8 @@ class Plan:
         peak = self.timeline.peak
         lines = [
             f"{self.problem.graph.name} on {self.problem.cluster.name}, {self.problem.objective}, by {self.planner}",
-            f"  {format_seconds(self.value)}; no plan takes less than {format_seconds(self.lower_bound)} (gap {self.gap:.1%})",
+            f"  {format_seconds(self.value)}; "
+            f"no plan takes less than {format_seconds(self.lower_bound)} (gap {self.gap:.1%})",
         ]
         for d, device in enumerate(self.problem.cluster.devices):
             ops = int((self.placement == d).sum())

@@ -18,6 +18,14 @@ from placewise.graph import Graph, Ints
 
 OBJECTIVES: Final = ("latency", "throughput", "completion")
 
+_CHOICES: Final = {
+    "concurrency": ("parallel", "sequential"),
+    "contention": ("channel", "none"),
+    "sends": ("tensor", "edge"),
+    "memory": ("live", "static"),
+    "pipeline": ("1f1b", "gpipe"),
+}
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -36,18 +44,11 @@ class Execution:
     staged: bool = False  # throughput: sends go through host memory, so a sender pays once however many receive
     pipeline: str = "1f1b"  # throughput of training: busiest device; "gpipe": busiest forward plus busiest backward
 
-    _CHOICES = {
-        "concurrency": ("parallel", "sequential"),
-        "contention": ("channel", "none"),
-        "sends": ("tensor", "edge"),
-        "memory": ("live", "static"),
-        "pipeline": ("1f1b", "gpipe"),
-    }
-
     def __post_init__(self) -> None:
-        for setting, choices in self._CHOICES.items():
-            if getattr(self, setting) not in choices:
-                raise InvalidInput(f"execution.{setting} = {getattr(self, setting)!r}: it must be one of {', '.join(choices)}")
+        for setting, choices in _CHOICES.items():
+            given = getattr(self, setting)
+            if given not in choices:
+                raise InvalidInput(f"execution.{setting} = {given!r}: it must be one of {', '.join(choices)}")
         if self.prefetch < 1:
             raise InvalidInput(f"execution.prefetch = {self.prefetch}: it must be 1 or more")
 
@@ -90,10 +91,12 @@ class Problem:
 
     @property
     def num_ops(self) -> int:
+        """N."""
         return self.graph.num_ops
 
     @property
     def num_devices(self) -> int:
+        """D."""
         return self.cluster.num_devices
 
     @cached_property
@@ -113,6 +116,7 @@ class Problem:
 
     @property
     def num_units(self) -> int:
+        """How many placement decisions there are."""
         return int(self.unit.max(initial=-1)) + 1
 
     @cached_property

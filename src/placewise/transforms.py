@@ -121,8 +121,9 @@ def subgraph(graph: Graph, keep: ArrayLike) -> Graph:
 def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2.0) -> Graph:
     """One training step by mirroring: each op gets a backward op, each parameter an update op.
 
-    A backward op does twice the work of its forward op, reads the forward inputs and the gradients of its outputs,
-    and shares its device with the forward op; so does an update op (with its optimizer state) with its parameter.
+    A backward op does twice the work of its forward op, reads the forward inputs (weights too) and the gradients of its
+    outputs, and shares its device with the forward op. So does an update op, with its optimizer state, with its
+    parameter.
     """
     n = graph.num_ops
     if (graph.phase != 0).any():
@@ -137,7 +138,6 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
     producer, consumer = graph.edge_producer, graph.consumers
     unread = np.flatnonzero(np.diff(graph.consumer_ptr) == 0)
     gradients = graph.num_tensors + np.arange(graph.num_edges)
-    activations = ~stored[producer]
     mute = np.flatnonzero((np.bincount(graph.tensor_producer, minlength=n) == 0) & ~stored)
     signals = graph.num_tensors + graph.num_edges + np.arange(len(mute))
     columns = _columns(graph, np.arange(n))
@@ -159,9 +159,9 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
         models=graph.models,
         tensor_producer=np.concatenate([graph.tensor_producer, n + consumer, mute]),
         tensor_bytes=np.concatenate([graph.tensor_bytes, graph.tensor_bytes[graph.edge_tensor], np.zeros(len(mute))]),
-        edge_tensor=np.concatenate([graph.edge_tensor, gradients, graph.edge_tensor[activations], unread, signals]),
+        edge_tensor=np.concatenate([graph.edge_tensor, gradients, graph.edge_tensor, unread, signals]),
         edge_consumer=np.concatenate(
-            [consumer, n + producer, n + consumer[activations], n + graph.tensor_producer[unread], n + mute]
+            [consumer, n + producer, n + consumer, n + graph.tensor_producer[unread], n + mute]
         ),
     )
 

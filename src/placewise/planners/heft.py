@@ -94,7 +94,7 @@ def _schedule(
             if best_device >= 0:
                 break
         if best_device < 0:  # no room anywhere: the fastest allowed device, and the driver will say what is wrong
-            best_device = unit_device[unit[op]] if unit_device[unit[op]] >= 0 else np.argmin(seconds[op])
+            best_device = unit_device[unit[op]] if unit_device[unit[op]] >= 0 else int(np.argmin(seconds[op]))
             best_gap = gaps[best_device] - 1
             best_start = max(gap_start[best_device, best_gap], 0.0)
             for i in range(input_ptr[op], input_ptr[op + 1]):

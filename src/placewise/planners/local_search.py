@@ -131,7 +131,8 @@ class _Moves:
         if not len(self._movable):
             return np.zeros((0, len(placement)), np.int32), []
         device = placement[self._first]
-        used = np.bincount(device, self._resident, self._problem.num_devices)
+        used = np.zeros(self._problem.num_devices)
+        np.add.at(used, device, self._resident)
         kinds: tuple[Callable[[Ints], dict[int, int]], ...] = (self._move, self._move, self._swap, self._group)
         rows, changed = [], []
         for kind in self._rng.integers(0, len(kinds), count).tolist():
@@ -152,7 +153,8 @@ class _Moves:
         for _ in range(times):
             for unit, d in self._group(device).items():
                 device[unit] = d
-        return device[self._problem.unit]
+        kicked: Ints = device[self._problem.unit]
+        return kicked
 
     def _move(self, device: Ints) -> dict[int, int]:
         unit = int(self._rng.choice(self._movable))

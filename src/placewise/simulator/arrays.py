@@ -42,6 +42,7 @@ class Arrays(NamedTuple):
 
     @property
     def num_channels(self) -> int:
+        """Room for every channel, numbered by link or by the cluster."""
         return max(len(self.latency), int(self.via.max(initial=0)) + 1)
 
 
@@ -89,9 +90,10 @@ def upward_rank(problem: Problem, *, self_links: bool = False) -> NDArray[np.flo
     count = np.isfinite(runs).sum(axis=1)
     mean_time = np.where(np.isfinite(runs), runs, 0.0).sum(axis=1) / np.maximum(count, 1)
     transfer = mean_latency + graph.tensor_bytes * mean_per_byte
-    return kernel.longest_path_to_end(
+    ranks: NDArray[np.float64] = kernel.longest_path_to_end(
         graph.topological_order, mean_time, transfer, *_outputs_of(graph), graph.consumer_ptr, graph.consumers
     )
+    return ranks
 
 
 def priority_order(problem: Problem, *, self_links: bool = False) -> Ints:
@@ -101,7 +103,6 @@ def priority_order(problem: Problem, *, self_links: bool = False) -> Ints:
     """
     graph = problem.graph
     rank = upward_rank(problem, self_links=self_links)
-    depth = np.zeros(graph.num_ops, np.int64)
     by_rank = np.argsort(-rank, kind="stable")
     ties = np.flatnonzero(np.diff(rank[by_rank]) == 0)
     if not len(ties):
@@ -109,10 +110,11 @@ def priority_order(problem: Problem, *, self_links: bool = False) -> Ints:
     from placewise.simulator import kernel
 
     ones = np.ones(graph.num_ops)
-    depth = -kernel.longest_path_to_end(
-        graph.topological_order, ones, np.zeros(graph.num_tensors), *_outputs_of(graph), graph.consumer_ptr, graph.consumers
-    ).astype(np.int64)
-    return np.lexsort((_structure(problem), depth, -rank)).astype(np.int32)
+    nothing = np.zeros(graph.num_tensors)
+    hops = kernel.longest_path_to_end(
+        graph.topological_order, ones, nothing, *_outputs_of(graph), graph.consumer_ptr, graph.consumers
+    )
+    return np.lexsort((_structure(problem), -hops, -rank)).astype(np.int32)
 
 
 def _structure(problem: Problem) -> NDArray[np.uint64]:

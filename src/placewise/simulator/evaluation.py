@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +48,12 @@ class Evaluation:
 
 
 def evaluate(
-    problem: Problem, placements: ArrayLike, order: Ints | None = None, *, peaks: bool = True, threads: int | None = None
+    problem: Problem,
+    placements: ArrayLike,
+    order: Ints | None = None,
+    *,
+    peaks: bool = True,
+    threads: int | None = None,
 ) -> Evaluation:
     """Score placements [B, N] (or one [N]) on all cores. `peaks=False` skips memory where it cannot bind."""
     rows = _as_rows(problem, placements)
@@ -92,24 +99,19 @@ def simulate(problem: Problem, placement: ArrayLike, order: Ints | None = None) 
     return Timeline(problem, rows[0], order, float(value[0]), start, finish, transfers, peak[0])
 
 
-def warm_up(announce: Callable[[str], None] | None = None) -> None:
-    """Compile the kernels, or load them from the disk cache; tell the user if it takes longer than a moment."""
-    from placewise.cluster import Device, full_mesh
-    from placewise.costs import Costs
-    from placewise.graph import Graph
-
-    timer = threading.Timer(1.0, announce or (lambda _: None), ["compiling the simulator (once per installation)"])
+@contextmanager
+def announced(text: str, announce: Callable[[str], None] | None) -> Iterator[None]:
+    """Tell the user what is going on if it takes longer than a moment."""
+    timer = threading.Timer(2.0, announce or (lambda _: None), [text])
     timer.daemon = True
     timer.start()
     try:
-        cluster = full_mesh([Device("a", memory=1.0), Device("b")], 1.0)
-        problem = Problem(Graph.create(op_names=["op"]), cluster, Costs.create(np.ones((1, 2))))
-        evaluate(problem, [0])
+        yield
     finally:
         timer.cancel()
 
 
-# ---- measuring ---------------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------------------------
 
 
 def _as_rows(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
@@ -145,7 +147,7 @@ def _measure(
         run(slice(None))
     else:
         bounds = np.linspace(0, len(rows), min(len(rows), workers * 4) + 1).astype(int)
-        list(_pool(workers).map(run, [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]))
+        list(_pool(workers).map(run, [slice(a, b) for a, b in pairwise(bounds)]))
     if static:
         return value, _resident(problem, rows)
     return value, peak
@@ -164,9 +166,10 @@ class Log(NamedTuple):
 
     @classmethod
     def create(cls, problem: Problem) -> Log:
+        """For the runs of one thread."""
         n, edges = problem.num_ops, problem.graph.num_edges
-        ids = (np.empty(edges, np.uint32) for _ in range(3))
-        return cls(np.zeros(n), np.zeros(n), *ids, np.empty(edges), np.empty(edges))
+        tensor, reader, link = np.empty((3, edges), np.uint32)
+        return cls(np.zeros(n), np.zeros(n), tensor, reader, link, np.empty(edges), np.empty(edges))
 
 
 def _run_kernel(
@@ -256,7 +259,8 @@ def _resident(problem: Problem, rows: NDArray[np.int32]) -> Floats:
     d = problem.num_devices
     flat = rows + np.arange(len(rows), dtype=np.int64)[:, None] * d
     weights = np.broadcast_to(problem.graph.resident_bytes, rows.shape)
-    return np.bincount(flat.ravel(), weights.ravel(), len(rows) * d).reshape(-1, d)
+    held: Floats = np.bincount(flat.ravel(), weights.ravel(), len(rows) * d).reshape(-1, d).astype(np.float64)
+    return held
 
 
 def _memory_may_bind(problem: Problem) -> bool:
@@ -277,7 +281,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, "placewise")
 
 
-# ---- constraints -------------------------------------------------------------------------------------------------------
+# ---- constraints ---------------------------------------------------------------------------------------------------
 
 
 def _broken_rules(problem: Problem, rows: NDArray[np.int32], peak: Floats | None) -> dict[str, NDArray[np.bool_]]:

@@ -1,8 +1,8 @@
 """Small changes to a placement, scored without simulating everything again.
 
 The current placement is simulated in full, with checkpoints. A changed one starts at the last checkpoint before
-anything that the change touches, and is dropped as soon as it cannot beat the incumbent: when the time at which an op is
-ready plus the longest path from it to the end, or a device's clock plus the work that it has left, reaches the
+anything that the change touches, and is dropped as soon as it cannot beat the incumbent: when the time at which an op
+is ready plus the longest path from it to the end, or a device's clock plus the work that it has left, reaches the
 incumbent's value. Values are exact, equal to those of `evaluate` bit for bit.
 """
 
@@ -68,7 +68,9 @@ class Incremental:
         )  # fmt: skip
         return self.value
 
-    def probe(self, placements: NDArray[np.int32], changed: Sequence[Sequence[int]], cutoff: float) -> NDArray[np.float64]:
+    def probe(
+        self, placements: NDArray[np.int32], changed: Sequence[Sequence[int]], cutoff: float
+    ) -> NDArray[np.float64]:
         """[B] values of placements that differ from the current one in the given ops; infinite if not below the cutoff
         by more than rounding.
         """

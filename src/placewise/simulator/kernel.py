@@ -11,7 +11,6 @@ How it is written. Numba's disk cache does not notice edits to functions compile
 this one. Loops are plain and arrays are flat locals (tuples of arrays cost reference counting on each access, and
 seconds of compile time). Indices are unsigned (`U`): signed ones cost a test for negative values each.
 """
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
@@ -216,7 +215,8 @@ def _peak_memory(
         for i in range(d * buckets, (d + ONE) * buckets):
             level += opened[i] - closed[i]
             peak[d] = level if level > peak[d] else peak[d]
-        # A bucket is in doubt if its beginnings alone would raise the level above the peak so far. Mark it by its level.
+        # A bucket is in doubt if its beginnings alone would raise the level above the peak so far. Mark it by its
+        # level at the beginning.
         level = first
         for i in range(d * buckets, (d + ONE) * buckets):
             before = level
@@ -310,7 +310,7 @@ def _run_rows(
     stream_at, fetching, room,
 ):  # fmt: skip
     """The loop of `run`, which see. (Apart from it because code that allocates counts references on every access.)"""
-    n, num_tensors = U(len(num_inputs)), U(len(size))
+    n = U(len(num_inputs))
     words = (n + LOW6) >> SIX
     summaries = (words + LOW6) >> SIX
     streams = len(stored) > 0
@@ -319,7 +319,7 @@ def _run_rows(
 
     sends = ZERO
     for b in range(rows.shape[0]):
-        # ---- time zero -------------------------------------------------------------------------------------------------
+        # ---- time zero ---------------------------------------------------------------------------------------------
         row = rows[b]
         for d in range(num_devices):
             event[d] = INF
@@ -443,7 +443,7 @@ def _run_rows(
                     fetching[num_fetching] = i
                     num_fetching += ONE
 
-        # ---- events ----------------------------------------------------------------------------------------------------
+        # ---- events ------------------------------------------------------------------------------------------------
         a, tie, look = ZERO, False, True
         while not cut:
             if not opening:
@@ -640,7 +640,7 @@ def _run_rows(
                     cut |= now + work_left[d] >= cutoff
                     work_left[d] -= duration[chosen]
 
-        # ---- the end ---------------------------------------------------------------------------------------------------
+        # ---- the end -----------------------------------------------------------------------------------------------
         total = 0.0
         for m in range(num_models):
             total += model_end[m]

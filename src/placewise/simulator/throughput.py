@@ -4,7 +4,6 @@ After Tarnawski et al. 2020 (arXiv:2006.16423), generalised to links that differ
 the transfers that it takes part in, or the longer of the two where they overlap. A tensor is received once by each
 device that reads it; it is sent once per receiving device, or once in all where sends are staged through host memory.
 """
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 

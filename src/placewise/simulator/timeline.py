@@ -44,19 +44,23 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
+        """When the last op ends."""
         return float(self.finish.max(initial=0.0))
 
     @cached_property
     def busy(self) -> Floats:
         """[D] seconds that each device computes."""
-        return np.bincount(self.placement, self.finish - self.start, self.problem.num_devices)
+        busy = np.zeros(self.problem.num_devices)
+        np.add.at(busy, self.placement, self.finish - self.start)
+        return busy
 
     @cached_property
     def channel_busy(self) -> Floats:
         """[channels] seconds that each channel carries something, in the order of `cluster.channels`."""
         busy = np.zeros(len(self.problem.cluster.channels))
         moving = self.transfers
-        for a, b, seconds in zip(moving.source.tolist(), moving.target.tolist(), (moving.finish - moving.start).tolist(), strict=True):
+        spans = (moving.finish - moving.start).tolist()
+        for a, b, seconds in zip(moving.source.tolist(), moving.target.tolist(), spans, strict=True):
             busy[list(self.problem.cluster.channels_of[a, b])] += seconds
         return busy
 

@@ -383,7 +383,7 @@ def _run(
     from placewise.quantities import parse_quantity
 
     limit = driver.Budget(seconds=parse_quantity(budget, "seconds"), evaluations=evaluations)
-    driver.prepare(problem, name, _say)
+    driver.compile_simulator(problem, _say)
     with _progress(name) as show:
         return driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,14 @@ import placewise
 from placewise import planners
 from placewise.cluster import Device, full_mesh
 from placewise.costs import Costs
-from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
+from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
 from placewise.graph import GraphBuilder, Ints
 from placewise.plans import Plan
 from placewise.problem import Problem
 from placewise.simulator import evaluate, violations
 from placewise.simulator.bounds import lower_bound
 from placewise.simulator.evaluation import announced
+from placewise.simulator.incremental import Incremental
 
 DEFAULT_PLANNER = "local-search"
 _REPORT_EVERY = 0.2  # seconds
@@ -160,7 +161,7 @@ def plan(
     unknown = set(options or {}) - set(info.options)
     if unknown:
         raise InvalidInput(f"planner {planner!r} has no option {sorted(unknown)[0]!r}")
-    prepare(problem, planner)
+    compile_simulator(problem)
     bound = lower_bound(problem).value
     if math.isinf(bound):
         raise NoFeasiblePlan("the model does not fit: its resident bytes exceed the memory of the devices it may use")
@@ -189,24 +190,24 @@ def plan(
     )  # fmt: skip
 
 
-_prepared: set[tuple[str, str, str]] = set()
+_compiled: set[tuple[str, str]] = set()
 
 
-def prepare(problem: Problem, planner: str, announce: Callable[[str], None] | None = None) -> None:
-    """Compile what a planner needs before its clock starts, by planning two ops with it."""
-    key = (planner, problem.objective, problem.execution.concurrency)
-    if key in _prepared:
+def compile_simulator(problem: Problem, announce: Callable[[str], None] | None = None) -> None:
+    """Compile, or load from the disk cache, what problems of this kind need, before a planner's clock starts."""
+    kind = (problem.objective, problem.execution.concurrency)
+    if kind in _compiled:
         return
-    _prepared.add(key)
     build = GraphBuilder("two ops")
     build.op("second", kind="op", inputs=build.op("first", kind="op", outputs=[1.0]))
     cluster = full_mesh([Device("a", memory=8.0), Device("b")], 1.0)
     small = Problem(build.graph(), cluster, Costs.create(np.ones((2, 2))), problem.objective, problem.execution)
-    with announced("compiling (once per installation)", announce):
-        context = Context(small, Budget(evaluations=16), 0, lower_bound(small).value, None)
+    with announced("compiling the simulator (once per installation)", announce):
         evaluate(small, [0, 1])
-        with suppress(_Stop, PlacewiseError):
-            planners.get(planner).function(small, context)
+        lower_bound(small)
+        if problem.objective != "throughput" and problem.execution.concurrency == "parallel":
+            Incremental(small, np.zeros(2, np.int32)).probe(np.ones((1, 2), np.int32), [[0, 1]], 1.0)
+    _compiled.add(kind)
 
 
 def _explain_failure(problem: Problem, planner: str, answer: Any) -> str:

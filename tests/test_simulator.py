@@ -20,7 +20,7 @@ from placewise.costs import Costs
 from placewise.errors import InvalidInput
 from placewise.problem import OBJECTIVES, Execution, Problem
 from placewise.simulator import Timeline, evaluate, simulate, violations
-from placewise.simulator.arrays import priority_order
+from placewise.simulator.arrays import priority_order, upward_rank
 from problems import problem_of, random_order, random_placement, random_problem, renumbered, shared_bus
 
 
@@ -277,6 +277,7 @@ def test_names_and_numbers_of_ops_and_devices_play_no_part(fractional, whole, se
         ops, devices = rng.permutation(problem.num_ops), rng.permutation(problem.num_devices)
         number, new_device = np.argsort(ops), np.argsort(devices)
         other = renumbered(problem, ops, devices)
+        assert upward_rank(other).tolist() == upward_rank(problem)[ops].tolist()
         names = tuple(f"renamed {i}" for i in rng.permutation(problem.num_ops))
         other = replace(other, graph=replace(other.graph, op_names=names))
         order = None if case.order is None else number[case.order].astype(np.int32)

@@ -252,6 +252,7 @@ def test_backward_of_three_ops():
         ("x", "y", 8),
         ("w", "y", 100),
         ("x", "y:backward", 8),  # the activation
+        ("w", "y:backward", 100),  # the weight
         ("y", "y:backward", 4),  # the result, where the backward pass begins
         ("y:backward", "x:backward", 8),  # gradients
         ("y:backward", "w:update", 100),

@@ -140,7 +140,7 @@ def _peak_memory(
         since, until, amount, where, since_bucket, until_bucket, last_read, last_send, opened, closed, first_event,
         event_time, event_change, event_bucket, sorted_time, sorted_change,
     ) = room  # fmt: skip
-    n, num_tensors, buckets = U(len(place)), U(len(size)), U(len(opened)) // num_devices
+    n, num_tensors, buckets = U(len(place)), U(len(size)), (U(len(opened)) - ONE) // num_devices
 
     # When each tensor is last read on each device, and last sent; stored ones are resident and not counted here.
     for i in range(num_tensors * num_devices):

@@ -153,7 +153,7 @@ def random_execution(rng, objective="latency"):
 
 def random_placement(rng, problem):
     """Keeps groups, pins and supported devices; not memory, contiguity or device counts."""
-    draw = (rng.random((problem.num_units, problem.num_devices)))[problem.unit] * problem.allowed
+    draw = rng.random((problem.num_units, problem.num_devices))[problem.unit] * problem.allowed
     return draw.argmax(axis=1).astype(np.int32)
 
 

@@ -19,6 +19,7 @@ from placewise import planners
 from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.planners.blocks import fill
+from placewise.planners.local_search import _Moves
 from placewise.planners.random_search import sample
 from placewise.problem import Execution
 from placewise.simulator import simulate, violations
@@ -417,3 +418,19 @@ def test_local_search_improves_on_where_it_starts():
     found = plan(problem, "local-search", budget=Budget(evaluations=3000))
     assert len(found.history) > 3
     assert found.value < found.history[0][2]
+
+
+def test_local_search_moves_connected_pieces():
+    """A chain of eight on d0, and one of two that is not connected to it, on d1."""
+    problem = problem_of(np.ones((10, 3)), [(i, i + 1) for i in range(7)] + [(8, 9)])
+    placement = np.array([0] * 8 + [1] * 2, np.int32)
+    rows, changed = _Moves(problem, np.random.default_rng(0)).batch(placement, 400)
+    sizes = set()
+    for row, ops in zip(rows, changed, strict=True):
+        assert sorted(ops) == np.flatnonzero(row != placement).tolist()
+        if len(ops) > 2:  # else it may be a swap
+            assert sorted(ops) == list(range(min(ops), max(ops) + 1))
+            assert max(ops) < 8
+            assert len(set(row[ops].tolist())) == 1
+        sizes.add(len(ops))
+    assert sizes >= {1, 2, 4, 8}

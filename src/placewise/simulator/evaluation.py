@@ -193,11 +193,14 @@ def _run_kernel(
             del given[unused]
         log = log or Log.create(problem)
         peak = np.empty((len(rows), problem.num_devices)) if peak is None else peak
-        return int(kernel.run_sequential(*given.values(), devices, models, rows, per_edge, value, peak, *log))
+        room = kernel.memory_workspace(len(arrays.op), len(arrays.bytes), len(arrays.consumer), problem.num_devices)
+        return int(kernel.run_sequential(*given.values(), devices, models, room, rows, per_edge, value, peak, *log))
+    room = kernel.workspace(arrays, problem.num_devices, num_models(problem), log is not None)
     return int(
         kernel.run(
-            *given.values(), devices, _U(arrays.num_channels), models, rows, strict, per_edge, _U(execution.prefetch),
-            value, peak, *(log or NO_LOG), *_TO_THE_END, np.full(len(rows), -1), *_NO_CHECKPOINTS,
+            *given.values(), devices, _U(arrays.num_channels), models, *room,
+            rows, strict, per_edge, _U(execution.prefetch), value, peak, *(log or NO_LOG),
+            *_TO_THE_END, np.full(len(rows), -1), *_NO_CHECKPOINTS,
         )
     )  # fmt: skip
 

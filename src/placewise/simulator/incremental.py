@@ -36,6 +36,7 @@ class Incremental:
         n, d, channels = problem.num_ops, problem.num_devices, arrays.num_channels
         models = num_models(problem)
         self._problem_arguments = (*given.values(), _U(d), _U(channels), _U(models))
+        self._room = {track: kernel.workspace(arrays, d, models, track) for track in (False, True)}
         self._bounded = models == 1  # a sum over models is not decided by one path
         self._number = np.empty(n, np.int64)
         self._number[arrays.op] = np.arange(n)
@@ -98,7 +99,7 @@ class Incremental:
         execution = self.problem.execution
         how = (False, execution.sends == "edge", _U(execution.prefetch))
         self._kernel.run(
-            *self._problem_arguments, rows, *how, values, *record,
+            *self._problem_arguments, *self._room[record[0] is not None], rows, *how, values, *record,
             cutoff, self._tail, first, resume, _U(spacing), *self._checkpoints, self._sequence,
         )  # fmt: skip
 

@@ -8,16 +8,22 @@ device has one next event: the end of what it runs, or the arrival of its earlie
 served in event time; simultaneous completions are processed by priority before any op starts.
 
 How it is written. Numba's disk cache does not notice edits to functions compiled in *other* files, so everything is in
-this one. Loops are plain and arrays are flat locals (tuples of arrays cost reference counting on each access, and
-seconds of compile time). Indices are unsigned (`U`): signed ones cost a test for negative values each.
+this one. Loops are plain, arrays are flat and passed one by one: code that allocates, or reads arrays out of tuples,
+counts references on each access, which `_nrt=False` rules out; and it takes seconds longer to compile. Indices are
+unsigned (`U`): signed ones cost a test for negative values each.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from placewise.simulator.arrays import Arrays
 
 U = np.uint64
 INF = np.inf
@@ -271,21 +277,6 @@ def _peak_memory(
 
 
 @njit(cache=True, nogil=True)
-def _room_for_memory(n, num_tensors, num_edges, num_devices):
-    """What `_peak_memory` works in."""
-    holdings = n + num_tensors + num_edges + ONE
-    buckets = n // U(8) + U(16)
-    of_holding = (np.empty(holdings), np.empty(holdings), np.empty(holdings), np.empty(holdings, np.uint64))
-    bucket_of_holding = (np.empty(holdings, np.uint64), np.empty(holdings, np.uint64))
-    of_tensor = (np.empty(num_tensors * num_devices), np.empty(num_tensors))
-    of_bucket = (np.empty(num_devices * buckets + ONE), np.empty(num_devices * buckets + ONE))
-    first_event = np.empty(num_devices * buckets + TWO, np.uint64)
-    of_event = (np.empty(TWO * holdings), np.empty(TWO * holdings), np.empty(TWO * holdings, np.uint64))
-    sorted_events = (np.empty(TWO * holdings), np.empty(TWO * holdings))
-    return of_holding + bucket_of_holding + of_tensor + of_bucket + (first_event,) + of_event + sorted_events
-
-
-@njit(cache=True, nogil=True)
 def _save(store, at, values, count):
     for i in range(count):
         store[at + i] = values[i]
@@ -299,17 +290,102 @@ def _load(store, at, values, count):
     return at + count
 
 
+def workspace(arrays: Arrays, num_devices: int, num_models: int, track: bool) -> tuple[Any, ...]:
+    """Room for `run` to work in, in the order in which it takes it. One thread at a time; reused from row to row.
+
+    (Made here and not in the loop's function because compiled code that allocates counts references on every access.)
+    """
+    n, d, edges = len(arrays.op), num_devices, len(arrays.consumer)
+    words = (n + 63) // 64
+    summaries = (words + 63) // 64
+    summary = np.zeros((d, summaries + 1), np.uint64)
+    summary[:, -1] = 1  # a sentinel, so that a search for a bit always ends
+    streams = len(arrays.stored) > 0
+    edge_tensor = np.repeat(np.arange(len(arrays.bytes), dtype=np.uint32), np.diff(arrays.consumer_ptr))
+    return (
+        np.empty(n, np.uint16),  # place
+        np.empty(n),  # duration
+        np.empty(n, np.int32),  # missing: inputs not yet booked
+        np.empty(n),  # ready: when the inputs booked so far are all there
+        np.zeros(d * words, np.uint64),  # bits: ready ops of each device
+        summary.ravel(),  # which words hold a bit
+        np.full(d * (n + 8), INF),  # heap_key: pending ops of each device by ready time
+        np.empty(d * (n + 8), np.uint32),  # heap_op
+        np.zeros(d, np.uint64),  # heap_size
+        np.empty(d),  # event: next event of each device
+        np.empty(d, np.uint64),  # running: what it runs; n = idle
+        np.empty(d),  # work_left: time of its ops that have not started
+        np.empty(arrays.num_channels),  # free: when each channel is next free
+        np.empty(num_models),  # model_end
+        np.empty(d),  # arrival: where the current tensor has been sent; -1 = not yet
+        np.empty(n + 1, np.uint32),  # newly: ops whose last input has just been booked
+        # strict order: each device's ops by number, and the next one to run
+        np.zeros(d + 1, np.uint32),  # queue_ptr
+        np.empty(n, np.uint32),  # queue
+        np.empty(d, np.uint32),  # head
+        # streamed parameters: the edges to fetch for each op (a list), the streamed consumers of each device
+        np.empty(n if streams else 0, np.int64),  # fetch_first
+        np.empty(edges if streams else 0, np.int64),  # fetch_next
+        edge_tensor if streams else np.empty(0, np.uint32),
+        np.zeros(d + 1, np.uint32),  # stream_ptr
+        np.empty(n if streams else 0, np.uint32),  # stream
+        np.empty(n if streams else 0, np.uint32),  # stream_at
+        np.empty(n if streams else 0, np.uint32),  # fetching: ops whose fetch window has just opened
+        memory_workspace(n, len(arrays.bytes), edges, d) if track else None,
+    )
+
+
+def memory_workspace(n: int, num_tensors: int, num_edges: int, num_devices: int) -> tuple[Any, ...]:
+    """Room for `_peak_memory`."""
+    holdings = n + num_tensors + num_edges + 1
+    buckets = num_devices * (n // 8 + 16)
+    return (
+        np.empty(holdings),  # since
+        np.empty(holdings),  # until
+        np.empty(holdings),  # amount
+        np.empty(holdings, np.uint64),  # where
+        np.empty(holdings, np.uint64),  # since_bucket
+        np.empty(holdings, np.uint64),  # until_bucket
+        np.empty(num_tensors * num_devices),  # last_read
+        np.empty(num_tensors),  # last_send
+        np.empty(buckets + 1),  # opened
+        np.empty(buckets + 1),  # closed
+        np.empty(buckets + 2, np.uint64),  # first_event
+        np.empty(2 * holdings),  # event_time
+        np.empty(2 * holdings),  # event_change
+        np.empty(2 * holdings, np.uint64),  # event_bucket
+        np.empty(2 * holdings),  # sorted_time
+        np.empty(2 * holdings),  # sorted_change
+    )
+
+
 @njit(cache=True, nogil=True, _nrt=False)
-def _run_rows(
-    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
-    producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
-    strict, per_edge, prefetch, values, peaks, start, finish, sent_tensor, sent_reader, sent_link,
-    sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
+def run(
+    # the problem (arrays.Arrays)
+    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer,
+    input_ptr, inputs, producer, resident, scratch, latency, per_byte, via_ptr, via,
+    num_devices, num_channels, num_models,
+    # room to work in (`workspace`)
     place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running, work_left, free,
-    model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor, stream_ptr, stream,
-    stream_at, fetching, room,
+    model_end, arrival, newly, queue_ptr, queue, head,
+    fetch_first, fetch_next, edge_tensor, stream_ptr, stream, stream_at, fetching, room,
+    # the placements, by the graph's op numbers, and how to run them
+    rows, strict, per_edge, prefetch,
+    # out: the sum over models of their last completion (for one model: the makespan)
+    values,
+    # out, or None: peak memory of each row; times of ops and transfers in the last row
+    peaks, start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
+    # partial runs: stop once the value must reach the cutoff; begin at a checkpoint; save checkpoints
+    cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
 ):  # fmt: skip
-    """The loop of `run`, which see. (Apart from it because code that allocates counts references on every access.)"""
+    """Run each row of `rows`; returns the number of transfers recorded for the last one.
+
+    A row may resume from checkpoint `resume[b]` (-1: from time zero) if no op that had booked an input or started by
+    then is placed differently. `tail[i]` bounds the time from the start of op i to the end from below; it is trusted
+    for ops numbered `tail_from[b]` and up. A row whose value must reach the cutoff, by that bound or by the work that
+    a device has left, is dropped: its value is infinite. With `save_every` > 0, the
+    state is saved whenever that many more ops have completed, and `sequence[i]` counts completions before op i's.
+    """
     n = U(len(num_inputs))
     words = (n + LOW6) >> SIX
     summaries = (words + LOW6) >> SIX
@@ -665,87 +741,6 @@ def _run_rows(
 
 
 @njit(cache=True, nogil=True)
-def run(
-    # the problem (arrays.Arrays)
-    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer,
-    input_ptr, inputs, producer, resident, scratch, latency, per_byte, via_ptr, via,
-    num_devices, num_channels, num_models,
-    # the placements, by the graph's op numbers, and how to run them
-    rows, strict, per_edge, prefetch,
-    # out: the sum over models of their last completion (for one model: the makespan), and peak memory where tracked
-    values, peaks,
-    # out, where recorded (of the last row): times of ops, transfers
-    start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
-    # partial runs: stop once the value must reach the cutoff; begin at a checkpoint; save checkpoints
-    cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
-):  # fmt: skip
-    """Run each row of `rows`; returns the number of transfers recorded for the last one.
-
-    A row may resume from checkpoint `resume[b]` (-1: from time zero) if no op that had booked an input or started by
-    then is placed differently. `tail[i]` bounds the time from the start of op i to the end from below; it is trusted
-    for ops numbered `tail_from[b]` and up. A row whose value must reach the cutoff, by that bound or by the work that
-    a device has left, is dropped: its value is infinite. With `save_every` > 0, the
-    state is saved whenever that many more ops have completed, and `sequence[i]` counts completions before op i's.
-    """
-    n, num_tensors = U(len(num_inputs)), U(len(size))
-    words = (n + LOW6) >> SIX
-    summaries = (words + LOW6) >> SIX
-    streams = len(stored) > 0
-
-    place = np.empty(n, np.uint16)
-    duration = np.empty(n)
-    missing = np.empty(n, np.int32)  # inputs not yet booked
-    ready = np.empty(n)  # when the inputs booked so far are all there
-    bits = np.zeros(num_devices * words, np.uint64)  # ready ops of each device
-    summary = np.zeros(num_devices * (summaries + ONE), np.uint64)  # which words hold a bit; the last is a sentinel
-    heap_key = np.empty(num_devices * (n + PAD))  # pending ops of each device by ready time
-    heap_op = np.empty(num_devices * (n + PAD), np.uint32)
-    heap_size = np.zeros(num_devices, np.uint64)
-    event = np.empty(num_devices)  # next event of each device
-    running = np.empty(num_devices, np.uint64)  # what it runs; n = idle
-    work_left = np.empty(num_devices)  # time of its ops that have not started
-    free = np.empty(num_channels)  # when each channel is next free
-    model_end = np.empty(num_models)
-    arrival = np.empty(num_devices)  # where the current tensor has been sent; -1 = not yet
-    newly = np.empty(n, np.uint32)  # ops whose last input has just been booked
-
-    # strict order: each device's ops by number, and the next one to run
-    queue_ptr = np.zeros(num_devices + ONE, np.uint32)
-    queue = np.empty(n if strict else ZERO, np.uint32)
-    head = np.empty(num_devices, np.uint32)
-
-    # streamed parameters: the edges to fetch for each op (a list), the streamed consumers of each device
-    num_edges = U(len(consumer))
-    fetch_first = np.empty(n if streams else ZERO, np.int64)
-    fetch_next = np.empty(num_edges if streams else ZERO, np.int64)
-    edge_tensor = np.empty(num_edges if streams else ZERO, np.uint32)
-    stream_ptr = np.zeros(num_devices + ONE, np.uint32)
-    stream = np.empty(n if streams else ZERO, np.uint32)
-    stream_at = np.empty(n if streams else ZERO, np.uint32)
-    fetching = np.empty(n if streams else ZERO, np.uint32)  # ops whose fetch window has just opened
-
-    room = _room_for_memory(n, num_tensors, num_edges, num_devices) if start is not None else None
-
-    for i in range(len(heap_key)):
-        heap_key[i] = INF
-    for d in range(num_devices):
-        summary[d * (summaries + ONE) + summaries] = ONE
-    if streams:
-        for k in range(num_tensors):
-            for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
-                edge_tensor[e] = k
-    return _run_rows(
-        op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs,
-        producer, resident, scratch, latency, per_byte, via_ptr, via, num_devices, num_channels, num_models, rows,
-        strict, per_edge, prefetch, values, peaks, start, finish, sent_tensor, sent_reader, sent_link,
-        sent_start, sent_end, cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word,
-        sequence, place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running,
-        work_left, free, model_end, arrival, newly, queue_ptr, queue, head, fetch_first, fetch_next, edge_tensor,
-        stream_ptr, stream, stream_at, fetching, room,
-    )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
 def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_byte, num_devices, row):
     """[N] time from the start of each op to the end if nothing ever waited for a device or a channel."""
     length = np.zeros(len(op))
@@ -763,7 +758,7 @@ def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_by
 @njit(cache=True, nogil=True)
 def run_sequential(
     op, seconds, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs, producer, resident,
-    scratch, latency, per_byte, num_devices, num_models, rows, per_edge, values, peaks,
+    scratch, latency, per_byte, num_devices, num_models, room, rows, per_edge, values, peaks,
     start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
 ):  # fmt: skip
     """One op or transfer at a time over the whole cluster: ops by priority, each after the inputs that it lacks.
@@ -775,7 +770,6 @@ def run_sequential(
     is_stored = np.zeros(n, np.bool_)
     here = np.empty(num_tensors * num_devices, np.bool_)  # whether a device has a copy of a tensor
     model_end = np.empty(num_models)
-    room = _room_for_memory(n, num_tensors, U(len(consumer)), num_devices)
     for s in range(len(stored)):
         is_stored[U(stored[s])] = True
 

@@ -215,7 +215,7 @@ def plan(
     found.save(out)
     print(_json(_plan_facts(found) | {"plan": str(out)}) if as_json else describe_plan(found))
     _say(f"wrote {out}")
-    _stop_if_interrupted(found)
+    _stop_if(found.stopped == "interrupted")
 
 
 @app.command()
@@ -252,6 +252,8 @@ def compare(
             interrupted = found.stopped == "interrupted"
         except NoFeasiblePlan as error:
             outcomes[name] = str(error)
+        except KeyboardInterrupt:  # before there was a plan
+            outcomes[name], interrupted = "interrupted", True
     plans = [found for found in outcomes.values() if not isinstance(found, str)]
     best = min(plans, key=lambda found: found.value, default=None)
     if best and out:
@@ -269,11 +271,11 @@ def compare(
         print(_json({"best": best and best.planner, "lower_bound": bound, "one_device": one_device, "planners": rows}))
     else:
         print(describe_comparison(outcomes, one_device))
-    if best is None:
+    if best is None and not interrupted:
         raise NoFeasiblePlan("no planner found a plan that keeps every constraint")
-    if out:
+    if best and out:
         _say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
-    _stop_if_interrupted(*plans)
+    _stop_if(interrupted)
 
 
 @app.command()
@@ -413,9 +415,9 @@ def _load(path: Path) -> "Plan":
         return load_plan(path)
 
 
-def _stop_if_interrupted(*plans: "Plan") -> None:
+def _stop_if(interrupted: bool) -> None:
     """Ctrl-C ends a planner early, not empty-handed; a calling script still learns of it."""
-    if any(found.stopped == "interrupted" for found in plans):
+    if interrupted:
         _say("interrupted: this is the best plan so far")
         raise typer.Exit(130)
 

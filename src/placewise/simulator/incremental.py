@@ -37,7 +37,6 @@ class Incremental:
         models = num_models(problem)
         self._problem_arguments = (*given.values(), _U(d), _U(channels), _U(models))
         self._room = {track: kernel.workspace(arrays, d, models, track) for track in (False, True)}
-        self._bounded = models == 1  # a sum over models is not decided by one path
         self._number = np.empty(n, np.int64)
         self._number[arrays.op] = np.arange(n)
         # Streamed parameters make the past depend on the future: fetches are windows over what is to come.
@@ -82,7 +81,7 @@ class Incremental:
             first[b] = numbers.max(initial=-1) + 1
         values = np.empty(len(placements))
         limit = cutoff * (1 - 1e-12)  # a device that is never idle meets the cutoff only up to rounding
-        self._run(placements, values, (None, *NO_LOG), limit if self._bounded else np.inf, first, resume, 0)
+        self._run(placements, values, (None, *NO_LOG), limit, first, resume, 0)
         values[values >= limit] = np.inf
         return values
 

@@ -74,7 +74,7 @@ def run(problem, placement, order=None):
                     book(reader, 0.0)
                 elif per_edge or place[reader] not in sent:
                     sent.add(place[reader])
-                    fetches[reader].insert(0, t)
+                    fetches[reader].append(t)
     streamed = [[op for op in sequence if fetches[op] and place[op] == d] for d in range(problem.num_devices)]
 
     def fetch(op, now):

@@ -485,12 +485,14 @@ def run(
                 fetch_first[i] = -1
             for d in range(num_devices + ONE):
                 stream_ptr[d] = 0
-            for s in range(len(stored)):
+            # Last to first, since lists grow at the front: an op's fetches are then in the order of their producers.
+            for s in range(len(stored) - 1, -1, -1):
                 i = U(stored[s])
                 if start is not None:
                     start[i] = 0.0
                     finish[i] = 0.0
-                for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
+                for later in range(U(tensor_ptr[i + ONE]) - U(tensor_ptr[i])):
+                    k = U(tensor_ptr[i + ONE]) - ONE - later
                     for d in range(num_devices):
                         arrival[d] = -1.0
                     for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):

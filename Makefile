@@ -17,7 +17,7 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy --no-error-summary
 
 bench: $(INSTALLED)
-	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(filter-out bench/harness.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
 	@rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@ from oracles import brute_force
 from placewise import planners
 from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
-from placewise.planners.blocks import fill
+from placewise.planners.blocks import Blocks
 from placewise.planners.local_search import _Moves
 from placewise.planners.random_search import sample
 from placewise.problem import Execution
@@ -108,7 +108,7 @@ PLANNERS = sorted(planners.available())
 def answer(planner, name, **options):
     """The plan, or the error that says why there is none."""
     try:
-        return plan(PROBLEMS[name], planner, **options)
+        return plan(PROBLEMS[name], planner, **{"budget": Budget(evaluations=20_000)} | options)
     except (NoFeasiblePlan, Unsupported) as error:
         return error
 
@@ -287,8 +287,8 @@ def test_blocks_by_load_respect_memory():
 
 def test_fill_says_whether_everything_was_within_the_limits():
     problem = problem_of(np.ones((4, 2)))
-    assert fill(problem, 2.0)[1]
-    assert not fill(problem, 1.5)[1]
+    assert Blocks(problem).fill([0, 1], 2.0)[1]
+    assert not Blocks(problem).fill([0, 1], 1.5)[1]
 
 
 # ---- random ----------------------------------------------------------------------------------------------------------
@@ -434,3 +434,27 @@ def test_local_search_moves_connected_pieces():
             assert len(set(row[ops].tolist())) == 1
         sizes.add(len(ops))
     assert sizes >= {1, 2, 4, 8}
+
+
+def test_blocks_leave_a_forbidden_device_out_and_go_on_past_it():
+    # 4 ops of 4 bytes; the fastest device is forbidden, the next one has room for 2 of them.
+    chain = [(0, 1), (1, 2), (2, 3)]
+    static = Execution(memory="static")
+    problem = problem_of(
+        np.ones((4, 1)) * [1.0, 2.0, 3.0],
+        chain,
+        resident=4.0,
+        memory=[100, 8, 100],
+        forbidden=("d0",),
+        execution=static,
+    )
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [1, 1, 2, 2]
+    assert not (plan(problem, "blocks-by-load").placement == 0).any()
+
+
+def test_blocks_count_every_tensor_of_a_sample_for_throughput():
+    # Each op holds 1 byte of weights and makes 3 bytes: 4 ops would need 16 bytes on one device of 15 (4 of headroom).
+    problem = problem_of(
+        np.ones((4, 2)), [(0, 1), (1, 2), (2, 3)], sizes=3.0, resident=1.0, memory=27.0, objective="throughput"
+    )
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [0, 0, 0, 1]

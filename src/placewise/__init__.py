@@ -60,6 +60,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import what is asked for and no more, so that `import placewise` costs nothing."""
     if name not in _HOME:

@@ -191,6 +191,7 @@ class Digests(_Object):
     graph: str
     cluster: str
     costs: str
+    problem: str  # all of the above, objective, execution and constraints
 
 
 class PlanData(_Object):

@@ -105,7 +105,8 @@ Box = Annotated[
     ),
 ]
 Goal = Annotated[
-    Literal["latency", "throughput", "completion"] | None, typer.Option("--objective", help="What to minimise.")
+    Literal["latency", "throughput", "completion"] | None,
+    typer.Option("--objective", help="What to minimise; latency by default."),
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -184,7 +185,7 @@ BudgetText = Annotated[
     str, typer.Option("--budget", metavar="TIME", help="Time for each planner, such as 30s or 5min.")
 ]
 Evaluations = Annotated[int | None, typer.Option(help="Placements that each planner may simulate.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same plan.")]
+Seed = Annotated[int, typer.Option(help="With a budget in evaluations, the same seed gives the same plan.")]
 
 
 @app.command()
@@ -192,7 +193,10 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same plan.")]
 def plan(
     problem: "Problem",
     planner: Annotated[
-        str | None, typer.Option(help="The method; see `placewise planners`.", autocompletion=_complete_planner)
+        str | None,
+        typer.Option(
+            help="The method, local-search by default; see `placewise planners`.", autocompletion=_complete_planner
+        ),
     ] = None,
     budget: BudgetText = "10s",
     evaluations: Evaluations = None,
@@ -208,8 +212,10 @@ def plan(
     from placewise.driver import DEFAULT_PLANNER
     from placewise.report.table import describe_plan
 
-    if not out.parent.is_dir():  # better told now than after the budget is spent
-        raise InvalidInput(f"--out {out}: there is no folder {out.parent}")
+    if not out.parent.is_dir() or out.is_dir():  # better told now than after the budget is spent
+        raise InvalidInput(
+            f"--out {out}: " + ("it is a folder" if out.is_dir() else f"there is no folder {out.parent}")
+        )
     name = planner or DEFAULT_PLANNER
     found = _run(problem, name, budget, evaluations, seed, planners.parse_options(name, option or []))
     found.save(out)
@@ -239,7 +245,7 @@ def compare(
 
     if out:
         out.mkdir(parents=True, exist_ok=True)
-    chosen = [get(name) for name in (planners.split(",") if planners else available())]
+    chosen = [get(name) for name in ([name.strip() for name in planners.split(",")] if planners else available())]
     outcomes: dict[str, Plan | str] = {}
     interrupted = False
     for info in chosen:
@@ -381,11 +387,11 @@ def _run(
     seed: int,
     options: dict[str, Any] | None = None,
 ) -> "Plan":
-    from placewise import driver
+    from placewise import driver, planners
     from placewise.quantities import parse_quantity
 
     limit = driver.Budget(seconds=parse_quantity(budget, "seconds"), evaluations=evaluations)
-    driver.compile_simulator(problem, _say)
+    driver.compile_for(problem, planners.get(name), _say)
     with _progress(name) as show:
         return driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
 

@@ -74,7 +74,7 @@ class Cluster:
                 raise InvalidInput(f"device {device.name!r}: launch = {device.launch}: it must be finite")
             if not device.bandwidth > 0 or any(not rate > 0 for rate in device.flops.values()):
                 raise InvalidInput(f"device {device.name!r}: bandwidth and FLOP rates must be above zero")
-        self._link_of  # noqa: B018 - raises on an unknown device or a missing link
+        self._link_of, self.channels  # noqa: B018 - raise on an unknown device, a missing link, an unclear name
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -149,6 +149,9 @@ class Cluster:
         """Every serial channel: the named ones, then one per link that has its own."""
         named = [name for link in self.links for name in link.via]
         own = [f"{link.source}->{link.target}" for link in self.links if not link.via]
+        if len(set(own)) < len(own):  # only if device names hold arrows themselves
+            twice = next(name for i, name in enumerate(own) if name in own[:i])
+            raise InvalidInput(f"cluster {self.name!r}: two links are called {twice!r}; rename a device")
         return tuple(dict.fromkeys([*named, *own]))
 
     @cached_property

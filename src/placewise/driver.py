@@ -23,7 +23,8 @@ from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
 from placewise.graph import GraphBuilder, Ints
 from placewise.plans import Plan
 from placewise.problem import Problem
-from placewise.simulator import evaluate, violations
+from placewise.quantities import format_bytes
+from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.bounds import lower_bound
 from placewise.simulator.evaluation import announced
 from placewise.simulator.incremental import Incremental
@@ -43,6 +44,9 @@ class Budget:
         for what, limit in (("seconds", self.seconds), ("evaluations", self.evaluations)):
             if limit is not None and not limit > 0:
                 raise InvalidInput(f"budget: {what} = {limit}: it must be above zero")
+
+
+DEFAULT_BUDGET = Budget(seconds=10.0)
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Context:
         self.stopped = "interrupted"
 
     def _check(self) -> None:
-        if self.should_stop() and self.stopped != "finished" and self.best is not None:
+        if self.should_stop() and self.stopped != "finished" and self.evaluations > 0:
             raise _Stop
         if not self.evaluations_left:
             raise _Stop
@@ -148,12 +152,19 @@ def plan(
     problem: Problem,
     planner: str = DEFAULT_PLANNER,
     *,
-    budget: Budget = Budget(),  # noqa: B008 - frozen
+    budget: Budget = DEFAULT_BUDGET,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """Plan a problem with one method. The same seed gives the same plan (with a budget in evaluations or none)."""
+    """Plan a problem with one method, by default for at most ten seconds.
+
+    The same seed gives the same plan if the planner ends by itself or with a budget in evaluations.
+    """
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget = {budget!r}: write it like Budget(seconds=10) or Budget(evaluations=1000)")
+    if seed < 0:
+        raise InvalidInput(f"seed = {seed}: it must be zero or more")
     info = planners.get(planner)
     why_not = info.why_not(problem)
     if why_not:
@@ -161,10 +172,13 @@ def plan(
     unknown = set(options or {}) - set(info.options)
     if unknown:
         raise InvalidInput(f"planner {planner!r} has no option {sorted(unknown)[0]!r}")
-    compile_simulator(problem)
+    compile_for(problem, info)
     bound = lower_bound(problem).value
     if math.isinf(bound):
-        raise NoFeasiblePlan("the model does not fit: its resident bytes exceed the memory of the devices it may use")
+        needed = format_bytes(float(problem.graph.resident_bytes.sum()))
+        raise NoFeasiblePlan(
+            f"the model does not fit: its resident bytes exceed the memory of the devices it may use ({needed} in all)"
+        )
 
     ctx = Context(problem, budget, seed, bound, on_progress)
     with _interruptible(ctx):
@@ -181,7 +195,7 @@ def plan(
     if ctx.best is None:
         if ctx.stopped == "interrupted":
             raise KeyboardInterrupt
-        raise NoFeasiblePlan(_explain_failure(problem, planner, answer))
+        raise NoFeasiblePlan(_explain_failure(problem, planner, ctx, answer))
     settings = {name: default for name, (_, default) in info.options.items()} | dict(options or {})
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,
@@ -190,12 +204,12 @@ def plan(
     )  # fmt: skip
 
 
-_compiled: set[tuple[str, str]] = set()
+_compiled: set[tuple[str, str, str]] = set()
 
 
-def compile_simulator(problem: Problem, announce: Callable[[str], None] | None = None) -> None:
-    """Compile, or load from the disk cache, what problems of this kind need, before a planner's clock starts."""
-    kind = (problem.objective, problem.execution.concurrency)
+def compile_for(problem: Problem, info: planners.PlannerInfo, announce: Callable[[str], None] | None = None) -> None:
+    """Compile, or load from the disk cache, what planner and problem need, before the planner's clock starts."""
+    kind = (problem.objective, problem.execution.concurrency, info.name)
     if kind in _compiled:
         return
     build = GraphBuilder("two ops")
@@ -203,15 +217,19 @@ def compile_simulator(problem: Problem, announce: Callable[[str], None] | None =
     cluster = full_mesh([Device("a", memory=8.0), Device("b")], 1.0)
     small = Problem(build.graph(), cluster, Costs.create(np.ones((2, 2))), problem.objective, problem.execution)
     with announced("compiling the simulator (once per installation)", announce):
-        evaluate(small, [0, 1])
+        simulate(small, [0, 1])
+        evaluate(small, [0, 1], peaks=False)
         lower_bound(small)
         if problem.objective != "throughput" and problem.execution.concurrency == "parallel":
             Incremental(small, np.zeros(2, np.int32)).probe(np.ones((1, 2), np.int32), [[0, 1]], 1.0)
+        if info.compile:
+            info.compile()
     _compiled.add(kind)
 
 
-def _explain_failure(problem: Problem, planner: str, answer: Any) -> str:
+def _explain_failure(problem: Problem, planner: str, ctx: Context, answer: Any) -> str:
     text = f"planner {planner!r} found no plan that keeps every constraint"
+    text += " within its budget" if ctx.stopped == "budget" else ""
     if answer is not None:
         placement, order = answer if isinstance(answer, tuple) else (answer, None)
         text += ": " + "; ".join(violations(problem, placement, order))

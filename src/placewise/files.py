@@ -35,6 +35,7 @@ from placewise.quantities import format_bytes
 
 if TYPE_CHECKING:
     from placewise._schemas import ClusterData, CostsData, GraphData, ProblemData
+    from placewise.transforms import Contraction
 
 #: How much a file may hold once decompressed; what is larger is refused before it fills the memory.
 MAX_BYTES = 2 * 1024**3
@@ -77,7 +78,11 @@ def load_problem(
         if cluster is None:
             raise InvalidInput(f"{model} needs a cluster: a YAML file, or one of {', '.join(bundled_boxes())}")
         cluster = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-        found = Problem(found if place_parameters else found.collapse_parameters().graph, cluster)
+        if not place_parameters:
+            folded = found.collapse_parameters()
+            _check_pins_of_folded(found, folded, pins or {})
+            found = folded.graph
+        found = Problem(found, cluster)
     elif cluster is not None:
         raise InvalidInput(f"{model} already has a cluster: leave the other one out")
     elif place_parameters:
@@ -89,6 +94,13 @@ def load_problem(
         "cluster": None if max_memory is None else found.cluster.with_memory(max_memory),
     }  # fmt: skip
     return replace(found, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _check_pins_of_folded(graph: Graph, folded: Contraction, pins: Mapping[str, str]) -> None:
+    """Say where a pinned parameter went, instead of that there is no such op."""
+    for name in pins.keys() & set(graph.op_names) - set(folded.graph.op_names):
+        owner = folded.graph.op_names[folded.label[graph.op_index(name)]]
+        raise InvalidInput(f"{name!r} is a parameter of {owner!r} and lives with it; pin that op, or place parameters")
 
 
 def _load_graph_or_problem(path: Path) -> Graph | Problem:
@@ -362,7 +374,8 @@ def _plan_in(content: Any) -> Plan:
     problem = _build_problem(data.problem)
     for part, digest in _digests(problem).items():
         if getattr(data.digests, part) != digest:
-            raise InvalidInput(f"problem.{part} was edited after the plan was made: plan the changed problem anew")
+            what = "its problem" if part == "problem" else f"problem.{part}"
+            raise InvalidInput(f"{what} was edited after the plan was made: plan the changed problem anew")
 
     _need_length(data.devices, problem.num_ops, "devices")
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
@@ -400,7 +413,12 @@ def _plan_in(content: Any) -> Plan:
 
 
 def _digests(problem: Problem) -> dict[str, str]:
-    return {"graph": problem.graph.digest, "cluster": problem.cluster.digest, "costs": problem.costs.digest}
+    return {
+        "graph": problem.graph.digest,
+        "cluster": problem.cluster.digest,
+        "costs": problem.costs.digest,
+        "problem": problem.digest,
+    }
 
 
 def _need_length(values: Sequence[Any], expected: int, where: str) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -111,6 +112,9 @@ class Graph:
         graph._validate()
         return graph
 
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {self.num_ops} ops, {self.num_tensors} tensors, {self.num_edges} edges>"
+
     # ---- sizes and views -------------------------------------------------------------------------------------------
 
     @property
@@ -173,7 +177,10 @@ class Graph:
     def op_index(self, name: str) -> int:
         """The position of the op with this name."""
         if name not in self._position:
-            raise InvalidInput(f"graph {self.name!r} has no op named {name!r}")
+            near = get_close_matches(name, self.op_names[:100_000], 1)
+            raise InvalidInput(
+                f"graph {self.name!r} has no op named {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
         return self._position[name]
 
     @cached_property

@@ -35,6 +35,9 @@ class Plan:
     stopped: str = "finished"  # or "budget", "interrupted"
     history: tuple[tuple[float, int, float], ...] = ()  # (seconds, evaluations, value) at each improvement
 
+    def __repr__(self) -> str:
+        return f"<Plan of {self.problem!r} by {self.planner}: {self.value} s, gap {self.gap:.1%}>"
+
     @property
     def gap(self) -> float:
         """How far above the lower bound the value is, as a share of the value; 0 = proven optimal."""

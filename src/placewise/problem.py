@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -89,6 +90,9 @@ class Problem:
             name = self.graph.op_names[stuck[0]]
             raise InvalidInput(f"op {name!r} may run on no device: check its costs, pins, group and forbidden devices")
 
+    def __repr__(self) -> str:
+        return f"<Problem {self.graph.name!r} on {self.cluster.name!r}, {self.objective}>"
+
     @property
     def num_ops(self) -> int:
         """N."""
@@ -101,9 +105,8 @@ class Problem:
 
     @cached_property
     def seconds(self) -> NDArray[np.float64]:
-        """[N, D] time of each op on each device; infinite where it cannot run, zero for parameters and state."""
-        stored = self.graph.is_stored[:, None] & np.isfinite(self.costs.seconds)
-        return np.where(stored, 0.0, self.costs.seconds)
+        """[N, D] time of each op on each device; infinite where it may not run, zero for parameters and state."""
+        return np.where(self.allowed, np.where(self.graph.is_stored[:, None], 0.0, self.costs.seconds), np.inf)
 
     @cached_property
     def unit(self) -> Ints:
@@ -122,7 +125,7 @@ class Problem:
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
         """[N, D] where each op may run: its costs are finite, pins and forbidden devices hold, its group agrees."""
-        may = np.isfinite(self.seconds)
+        may = np.isfinite(self.costs.seconds)
         for device in self.forbidden:
             may[:, self.cluster.device_index(device)] = False
         for op, device in self.pins.items():
@@ -148,7 +151,7 @@ class Problem:
     def digest(self) -> str:
         """SHA-256 over everything that decides a plan's value."""
         parts = (
-            self.graph.digest, self.cluster.digest, self.costs.digest, self.objective, self.execution,
+            self.graph.digest, self.cluster.digest, self.costs.digest, self.objective, asdict(self.execution),
             sorted(self.pins.items()), sorted(self.forbidden), self.contiguous, self.max_devices,
         )  # fmt: skip
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from placewise.errors import InvalidInput, Unsupported
+from placewise.errors import InvalidInput
 from placewise.problem import OBJECTIVES, Problem
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,6 +31,7 @@ class PlannerInfo:
     objectives: frozenset[str]
     supports: Callable[[Problem], bool | str] | None
     options: dict[str, tuple[Any, Any]]  # name -> (type, default)
+    compile: Callable[[], None] | None = None  # what to do once before the clock starts
 
     @property
     def summary(self) -> str:
@@ -45,12 +47,17 @@ class PlannerInfo:
 
 
 def planner(
-    name: str, *, objectives: Iterable[str] = OBJECTIVES, supports: Callable[[Problem], bool | str] | None = None
+    name: str,
+    *,
+    objectives: Iterable[str] = OBJECTIVES,
+    supports: Callable[[Problem], bool | str] | None = None,
+    compile: Callable[[], None] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function `(problem, ctx, *, options...) -> placement | (placement, order) | None`.
 
     `supports(problem)` returns True, or a few words on why the method does not apply. Keyword-only parameters are the
     method's options; the first line of the docstring is its help text. Returning None means "the best I evaluated".
+    `compile()` compiles the method's own kernels; the driver calls it once, before the clock starts.
     """
 
     def register(function: Function) -> Function:
@@ -58,11 +65,11 @@ def planner(
             raise InvalidInput(f"two planners are named {name!r}: {_registered[name].function.__module__} has one too")
         hints = typing.get_type_hints(function)
         options = {
-            parameter.name: (hints.get(parameter.name, str), parameter.default)
+            parameter.name: (_without_none(hints.get(parameter.name, str)), parameter.default)
             for parameter in inspect.signature(function).parameters.values()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
-        _registered[name] = PlannerInfo(name, function, frozenset(objectives), supports, options)
+        _registered[name] = PlannerInfo(name, function, frozenset(objectives), supports, options, compile)
         return function
 
     return register
@@ -70,10 +77,13 @@ def planner(
 
 @cache
 def _import_all() -> None:
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    for entry in entry_points(group="placewise.planners"):
-        entry.load()
+    """A file that cannot be imported is left out, and said so; the others still work."""
+    files = [f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)]
+    for module in [*files, *(entry.module for entry in entry_points(group="placewise.planners"))]:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            print(f"warning: the planners in {module} are left out: {error!r}", file=sys.stderr)
 
 
 def available() -> dict[str, PlannerInfo]:
@@ -86,7 +96,7 @@ def get(name: str) -> PlannerInfo:
     """The planner with this name."""
     known = available()
     if name not in known:
-        raise Unsupported(f"there is no planner {name!r}; there are {', '.join(known)}")
+        raise InvalidInput(f"there is no planner {name!r}; there are {', '.join(known)}")
     return known[name]
 
 
@@ -101,6 +111,12 @@ def parse_options(name: str, settings: Iterable[str]) -> dict[str, Any]:
             raise InvalidInput(f"planner {name!r} has no option {key!r}; it has {', '.join(options) or 'none'}")
         parsed[key] = _read(text, options[key][0], f"option {key} of {name}")
     return parsed
+
+
+def _without_none(kind: Any) -> Any:
+    """The T of `T | None`: what is given on the command line is never None."""
+    choices = [choice for choice in typing.get_args(kind) if choice is not type(None)]
+    return choices[0] if type(None) in typing.get_args(kind) else kind
 
 
 def _read(text: str, kind: Any, where: str) -> Any:

@@ -1,6 +1,10 @@
-"""Contiguous blocks of the program order, fastest device first: what people do by hand and engines do by default."""
+"""Contiguous blocks of the program order: what people do by hand and engines do by default."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,59 +14,103 @@ from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.problem import Problem
 
+_MANY = 20_000  # steps through the program at each of which all orders of the devices may be tried
+
 
 @planner("blocks-by-memory")
 def blocks_by_memory(problem: Problem, ctx: Context) -> Ints:
-    """Fill each device's memory before going on to the next, as `device_map="sequential"` does."""
-    placement, _ = fill(problem, np.inf)
-    return placement
+    """Fill each device's memory before going on to the next, fastest first, as `device_map="sequential"` does."""
+    return Blocks(problem).fill(fastest_first(problem), math.inf)[0]
 
 
 @planner("blocks-by-load")
-def blocks_by_load(problem: Problem, ctx: Context, *, steps: int = 40) -> Ints:
-    """The smallest load per device with which blocks cover the model and respect memory, by bisection."""
-    low, high = 0.0, float(problem.seconds[np.isfinite(problem.seconds)].sum())
-    placement, _ = fill(problem, np.inf)
-    for _ in range(steps):
-        limit = (low + high) / 2
-        found, covered = fill(problem, limit)
-        if covered:
-            placement, high = found, limit
-        else:
-            low = limit
-    return placement
+def blocks_by_load(problem: Problem, ctx: Context, *, steps: int = 20) -> None:
+    """The smallest load per device with which blocks cover the model and respect memory, by bisection.
 
-
-def fill(problem: Problem, load_limit: float) -> tuple[Ints, bool]:
-    """Go through the program, filling devices in turn up to a load; what is left over stays on the last one.
-
-    Returns the placement and whether everything was within the limits. A unit goes where its first op goes.
+    Every order of the devices is tried where that is cheap, else fastest first and slowest first.
     """
-    may = problem.per_unit(problem.allowed, np.logical_and)
-    seconds = problem.per_unit(np.where(problem.allowed, problem.seconds, 0.0))
-    resident = problem.per_unit(problem.graph.resident_bytes)
-    room = problem.capacity - headroom(problem)
-    load, used = np.zeros(problem.num_devices), np.zeros(problem.num_devices)
-    order = np.argsort(problem.seconds.sum(axis=0), kind="stable").tolist()  # fastest first; inf = cannot run all
-    device = np.full(problem.num_units, -1, np.int32)
-    at, covered = 0, True
-    units = problem.unit[problem.graph.topological_order]
-    for unit in units[np.sort(np.unique(units, return_index=True)[1])].tolist():
-        while at + 1 < len(order) and not _fits(unit, order[at], may, load, used, seconds, resident, load_limit, room):
-            # A unit that may not run here at all (a pin, say) does not end the block.
-            if not may[unit, order[at]]:
-                break
-            at += 1
-        d = order[at] if may[unit, order[at]] else int(np.flatnonzero(may[unit])[0])
-        covered &= _fits(unit, d, may, load, used, seconds, resident, load_limit, room)
-        device[unit] = d
-        load[d] += seconds[unit, d]
-        used[d] += resident[unit]
-    return device[problem.unit], covered
+    blocks = Blocks(problem)
+    for devices in _device_orders(problem):
+        low, high = 0.0, float(problem.seconds[np.isfinite(problem.seconds)].sum())
+        placement, _ = blocks.fill(devices, math.inf)
+        for _ in range(steps):
+            limit = (low + high) / 2
+            found, covered = blocks.fill(devices, limit)
+            if covered:
+                placement, high = found, limit
+            else:
+                low = limit
+        ctx.evaluate(placement)
+
+
+def fastest_first(problem: Problem) -> list[int]:
+    """Devices by the time that they would need for everything, last those that may run nothing.
+
+    An op that may not run on a device counts as long as where it is slowest.
+    """
+    finite = np.where(problem.allowed, problem.seconds, 0.0)
+    slowest = finite.max(axis=1, keepdims=True, initial=0.0)
+    total = np.where(problem.allowed, problem.seconds, slowest).sum(axis=0)
+    order: list[int] = np.lexsort((total, ~problem.allowed.any(axis=0))).tolist()
+    return order
+
+
+def _device_orders(problem: Problem) -> Iterator[Sequence[int]]:
+    order = fastest_first(problem)
+    if math.factorial(min(len(order), 20)) * problem.num_units <= _MANY:
+        yield from permutations(order)
+    else:
+        yield from (order, order[::-1])
+
+
+class Blocks:
+    """The program as a row of units, and what each needs."""
+
+    def __init__(self, problem: Problem) -> None:
+        graph, self._problem = problem.graph, problem
+        self._may = problem.per_unit(problem.allowed, np.logical_and).tolist()
+        self._seconds = problem.per_unit(np.where(problem.allowed, problem.seconds, 0.0)).tolist()
+        need = graph.resident_bytes.copy()
+        if problem.objective == "throughput" and problem.execution.memory == "live":
+            # A full pipeline is charged for every tensor of a sample at once.
+            live = ~graph.is_stored[graph.tensor_producer]
+            np.add.at(need, graph.tensor_producer[live], graph.tensor_bytes[live])
+        self._need = problem.per_unit(need).tolist()
+        self._room = (problem.capacity - headroom(problem)).tolist()
+        units = problem.unit[graph.topological_order]
+        self._program = units[np.sort(np.unique(units, return_index=True)[1])].tolist()
+
+    def fill(self, devices: Sequence[int], load_limit: float) -> tuple[Ints, bool]:
+        """Go through the program, filling devices in turn up to a load; what is left over stays on the last one.
+
+        Returns the placement and whether everything was within the limits. A unit goes where its first op goes; one
+        that may not run on the device in turn (it is pinned, say) goes elsewhere and does not end the block.
+        """
+        load, used = [0.0] * len(devices), [0.0] * len(devices)
+        chosen = np.zeros(self._problem.num_units, np.int32)
+        at, covered = 0, True
+        for unit in self._program:
+            may, seconds, need = self._may[unit], self._seconds[unit], self._need[unit]
+            d = devices[at]
+            while may[d] and at + 1 < len(devices) and not self._fits(d, load, used, seconds, need, load_limit):
+                at += 1
+                d = devices[at]
+            d = d if may[d] else may.index(True)
+            covered = covered and self._fits(d, load, used, seconds, need, load_limit)
+            chosen[unit] = d
+            load[d] += seconds[d]
+            used[d] += need
+        placement: Ints = chosen[self._problem.unit]
+        return placement, covered
+
+    def _fits(
+        self, d: int, load: list[float], used: list[float], seconds: list[float], need: float, limit: float
+    ) -> bool:
+        return load[d] + seconds[d] <= limit and used[d] + need <= self._room[d]
 
 
 def headroom(problem: Problem) -> NDArray[np.float64]:
-    """[D] bytes to leave free for activations: what the most demanding op touches, where memory is limited."""
+    """[D] bytes to leave free for activations: twice what the most demanding op touches, where memory is limited."""
     graph = problem.graph
     touched = graph.scratch.copy()
     live = ~graph.is_stored[graph.tensor_producer]
@@ -71,17 +119,3 @@ def headroom(problem: Problem) -> NDArray[np.float64]:
     np.add.at(touched, graph.consumers[read], graph.tensor_bytes[graph.edge_tensor[read]])
     most = touched.max(initial=0.0) if problem.execution.memory == "live" else 0.0
     return np.where(np.isfinite(problem.capacity), 2 * most, 0.0)
-
-
-def _fits(
-    unit: int,
-    d: int,
-    may: NDArray[np.bool_],
-    load: NDArray[np.float64],
-    used: NDArray[np.float64],
-    seconds: NDArray[np.float64],
-    resident: NDArray[np.float64],
-    load_limit: float,
-    room: NDArray[np.float64],
-) -> bool:
-    return bool(may[unit, d] and load[d] + seconds[unit, d] <= load_limit and used[d] + resident[unit] <= room[d])

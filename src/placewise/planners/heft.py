@@ -18,7 +18,16 @@ def _applies(problem: Problem) -> bool | str:
     return "ignores contiguity and device counts" if problem.contiguous or problem.max_devices else True
 
 
-@planner("heft", objectives={"latency", "completion"}, supports=_applies)
+def compile_schedule() -> None:
+    """Compile the loop below on a problem of one op."""
+    one, table = np.zeros(1, np.int64), np.zeros((1, 1))
+    _schedule(
+        one, table, np.zeros(1, np.bool_), np.zeros(2, np.int64), one[:0], one[:0], np.zeros(0), table, table, one,
+        np.zeros(1), np.zeros(1), np.zeros(1),
+    )  # fmt: skip
+
+
+@planner("heft", objectives={"latency", "completion"}, supports=_applies, compile=compile_schedule)
 def heft(problem: Problem, ctx: Context, *, self_links: bool = False) -> tuple[Ints, Ints]:
     """Earliest finish by upward rank, with insertion (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206).
 
@@ -31,9 +40,9 @@ def heft(problem: Problem, ctx: Context, *, self_links: bool = False) -> tuple[I
     order = priority_order(problem, self_links=self_links)
     by_consumer = np.argsort(graph.consumers, kind="stable")
     input_ptr = np.searchsorted(graph.consumers[by_consumer], np.arange(graph.num_ops + 1))
-    shortest = np.where(problem.allowed, problem.seconds, np.inf).min(axis=0, initial=np.inf)
+    shortest = problem.seconds.min(axis=0, initial=np.inf)
     place, start = _schedule(
-        order.astype(np.int64), np.where(problem.allowed, problem.seconds, np.inf), graph.is_stored,
+        order.astype(np.int64), problem.seconds, graph.is_stored,
         input_ptr, graph.edge_tensor[by_consumer].astype(np.int64), graph.tensor_producer.astype(np.int64),
         graph.tensor_bytes, problem.cluster.latency, problem.cluster.seconds_per_byte, problem.unit.astype(np.int64),
         problem.per_unit(graph.resident_bytes), problem.capacity - headroom(problem), shortest,

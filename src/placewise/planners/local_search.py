@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
-from placewise.planners.blocks import blocks_by_load, fill
-from placewise.planners.heft import heft
+from placewise.planners.blocks import blocks_by_load, blocks_by_memory
+from placewise.planners.heft import compile_schedule, heft
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -21,17 +21,14 @@ _BATCH = 32
 _LUCK = 32  # batches of random placements, where no simple plan keeps every constraint
 
 
-@planner("local-search")
+@planner("local-search", compile=compile_schedule)
 def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: int = 4) -> None:
     """Moves, swaps and group moves from the best simple plan, with kicks when stuck (iterated local search).
 
     `patience` is how many times as many moves as there are units may fail in a row before the current placement is
     disturbed by `kick` random group moves; the search ends when three disturbances in a row bring nothing.
     """
-    for placement, order in _simple_plans(problem, ctx):
-        ctx.evaluate(placement, order)
-        if order is not None:
-            ctx.evaluate(placement)
+    _try_simple_plans(problem, ctx)
     for _ in range(_LUCK):
         if ctx.best is None and not ctx.should_stop():
             ctx.evaluate_batch(sample(problem, ctx.rng, 64))
@@ -56,13 +53,16 @@ def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: in
         current.move_to(moves.kicked(home, kick))
 
 
-def _simple_plans(problem: Problem, ctx: Context) -> list[tuple[Ints, Ints | None]]:
+def _try_simple_plans(problem: Problem, ctx: Context) -> None:
     """Where to start: one device, blocks, and HEFT where it applies."""
-    found: list[tuple[Ints, Ints | None]] = [(all_on(problem, d), None) for d in range(problem.num_devices)]
-    found += [(fill(problem, np.inf)[0], None), (blocks_by_load(problem, ctx), None)]
+    for device in range(problem.num_devices):
+        ctx.evaluate(all_on(problem, device))
+    ctx.evaluate(blocks_by_memory(problem, ctx))
     if problem.objective != "throughput" and not problem.contiguous and problem.max_devices is None:
-        found.append(heft(problem, ctx))
-    return found
+        placement, order = heft(problem, ctx)
+        ctx.evaluate(placement, order)
+        ctx.evaluate(placement)
+    blocks_by_load(problem, ctx)
 
 
 class _Current:

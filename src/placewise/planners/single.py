@@ -19,6 +19,6 @@ def single(problem: Problem, ctx: Context) -> None:
 
 def all_on(problem: Problem, device: int) -> Ints:
     """Every op on one device, except those that may not run there."""
-    seconds = problem.per_unit(np.where(problem.allowed, problem.seconds, np.inf))[problem.unit]
+    seconds = problem.per_unit(problem.seconds)[problem.unit]
     elsewhere = seconds.argmin(axis=1) if problem.num_ops else np.zeros(0, np.int64)
     return np.where(problem.allowed[:, device], device, elsewhere).astype(np.int32)

@@ -86,7 +86,7 @@ def upward_rank(problem: Problem, *, self_links: bool = False) -> NDArray[np.flo
         float(np.sort(matrix[pairs]).sum() / links) if d > 1 else 0.0
         for matrix in (problem.cluster.latency, problem.cluster.seconds_per_byte)
     )
-    runs = np.sort(np.where(problem.allowed, problem.seconds, np.inf), axis=1)
+    runs = np.sort(problem.seconds, axis=1)
     count = np.isfinite(runs).sum(axis=1)
     mean_time = np.where(np.isfinite(runs), runs, 0.0).sum(axis=1) / np.maximum(count, 1)
     transfer = mean_latency + graph.tensor_bytes * mean_per_byte

@@ -65,7 +65,9 @@ def _parts(problem: Problem) -> dict[str, float]:
         one_model = np.zeros_like(problem.graph.model)
         parts["path"] = float(_longest_path_through(problem, work, one_model).max())
         if not work.sequential and work.resident.sum() > problem.capacity.min():
-            parts["path under memory"] = _path_under_memory(problem, work)
+            under_memory = _path_under_memory(problem, work)
+            if under_memory > parts["path"]:
+                parts["path under memory"] = under_memory
     return parts
 
 

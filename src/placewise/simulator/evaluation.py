@@ -121,7 +121,7 @@ def _as_rows(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
     if rows.ndim != 2 or rows.shape[1] != problem.num_ops:
         raise InvalidInput(f"a placement has {rows.shape[-1]} entries, but the graph has {problem.num_ops} ops")
     if rows.size and (rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= problem.num_devices):
-        raise InvalidInput(f"a placement must hold device numbers from 0 to {problem.num_devices - 1}")
+        raise InvalidInput(f"a placement must hold whole numbers of devices, from 0 to {problem.num_devices - 1}")
     return np.ascontiguousarray(rows, np.int32)
 
 

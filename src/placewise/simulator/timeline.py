@@ -42,6 +42,9 @@ class Timeline:
     transfers: Transfers
     peak: Floats  # [D] bytes
 
+    def __repr__(self) -> str:
+        return f"<Timeline of {self.problem!r}: {self.value} s, {len(self.transfers)} transfers>"
+
     @property
     def makespan(self) -> float:
         """When the last op ends."""

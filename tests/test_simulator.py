@@ -257,7 +257,7 @@ def test_the_unit_of_time_scales_everything(case):
     assert twice.finish.tolist() == (2 * once.finish).tolist()
     assert twice.transfers.start.tolist() == (2 * once.transfers.start).tolist()
     assert twice.transfers.tensor.tolist() == once.transfers.tensor.tolist()
-    assert twice.peak.tolist() == once.peak.tolist()
+    assert twice.peak.tolist() == pytest.approx(once.peak.tolist(), rel=1e-12)  # fractions may add up in another order
 
 
 @holds_for(cases(objective="latency", execution={"concurrency": "sequential"}))

@@ -188,6 +188,7 @@ class Cluster:
         matrix = np.zeros((self.num_devices, self.num_devices))
         for pair, value in entries.items():
             matrix[pair] = value
+        matrix.flags.writeable = False
         return matrix
 
 

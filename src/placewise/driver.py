@@ -223,7 +223,7 @@ def compile_for(problem: Problem, info: planners.PlannerInfo, announce: Callable
         if problem.objective != "throughput" and problem.execution.concurrency == "parallel":
             Incremental(small, np.zeros(2, np.int32)).probe(np.ones((1, 2), np.int32), [[0, 1]], 1.0)
         if info.compile:
-            info.compile()
+            info.compile(small)
     _compiled.add(kind)
 
 

@@ -311,6 +311,7 @@ def _consumer_lists(of_tensor: Ints, consumer: Ints, tensors: int, ops: int) -> 
     of_tensor, consumer = (keys // max(ops, 1)).astype(np.int32), (keys % max(ops, 1)).astype(np.int32)
     pointer = np.zeros(tensors + 1, np.int32)
     np.cumsum(np.bincount(of_tensor, minlength=tensors), out=pointer[1:])
+    pointer.flags.writeable = consumer.flags.writeable = False
     return pointer, consumer
 
 

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from placewise.graph import Ints
 from placewise.problem import Problem
 from placewise.quantities import format_bytes, format_seconds
@@ -34,6 +36,13 @@ class Plan:
     evaluations: int = 0  # placements that were simulated for it
     stopped: str = "finished"  # or "budget", "interrupted"
     history: tuple[tuple[float, int, float], ...] = ()  # (seconds, evaluations, value) at each improvement
+
+    def __post_init__(self) -> None:
+        for name in ("placement", "order"):
+            if getattr(self, name) is not None:
+                array = np.array(getattr(self, name), np.int32)
+                array.flags.writeable = False
+                object.__setattr__(self, name, array)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.problem!r} by {self.planner}: {self.value} s, gap {self.gap:.1%}>"

@@ -106,7 +106,9 @@ class Problem:
     @cached_property
     def seconds(self) -> NDArray[np.float64]:
         """[N, D] time of each op on each device; infinite where it may not run, zero for parameters and state."""
-        return np.where(self.allowed, np.where(self.graph.is_stored[:, None], 0.0, self.costs.seconds), np.inf)
+        table = np.where(self.allowed, np.where(self.graph.is_stored[:, None], 0.0, self.costs.seconds), np.inf)
+        table.flags.writeable = False
+        return table
 
     @cached_property
     def unit(self) -> Ints:
@@ -132,7 +134,9 @@ class Problem:
             row = may[self.graph.op_index(op)]
             pinned = self.cluster.device_index(device)
             row[:] = (np.arange(self.num_devices) == pinned) & row[pinned]
-        return self.per_unit(may, np.logical_and)[self.unit]
+        may = self.per_unit(may, np.logical_and)[self.unit]
+        may.flags.writeable = False
+        return may
 
     def per_unit(self, values: NDArray[Any], combine: np.ufunc = np.add) -> NDArray[Any]:
         """[units, ...] a per-op array combined over the ops of each unit."""

@@ -31,7 +31,7 @@ class PlannerInfo:
     objectives: frozenset[str]
     supports: Callable[[Problem], bool | str] | None
     options: dict[str, tuple[Any, Any]]  # name -> (type, default)
-    compile: Callable[[], None] | None = None  # what to do once before the clock starts
+    compile: Callable[[Problem], object] | None = None  # what to do once before the clock starts
 
     @property
     def summary(self) -> str:
@@ -51,13 +51,13 @@ def planner(
     *,
     objectives: Iterable[str] = OBJECTIVES,
     supports: Callable[[Problem], bool | str] | None = None,
-    compile: Callable[[], None] | None = None,
+    compile: Callable[[Problem], object] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function `(problem, ctx, *, options...) -> placement | (placement, order) | None`.
 
     `supports(problem)` returns True, or a few words on why the method does not apply. Keyword-only parameters are the
     method's options; the first line of the docstring is its help text. Returning None means "the best I evaluated".
-    `compile()` compiles the method's own kernels; the driver calls it once, before the clock starts.
+    `compile(small)` compiles the method's own kernels on a problem of two ops, once, before the clock starts.
     """
 
     def register(function: Function) -> Function:

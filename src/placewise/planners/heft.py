@@ -18,16 +18,7 @@ def _applies(problem: Problem) -> bool | str:
     return "ignores contiguity and device counts" if problem.contiguous or problem.max_devices else True
 
 
-def compile_schedule() -> None:
-    """Compile the loop below on a problem of one op."""
-    one, table = np.zeros(1, np.int64), np.zeros((1, 1))
-    _schedule(
-        one, table, np.zeros(1, np.bool_), np.zeros(2, np.int64), one[:0], one[:0], np.zeros(0), table, table, one,
-        np.zeros(1), np.zeros(1), np.zeros(1),
-    )  # fmt: skip
-
-
-@planner("heft", objectives={"latency", "completion"}, supports=_applies, compile=compile_schedule)
+@planner("heft", objectives={"latency", "completion"}, supports=_applies, compile=lambda small: schedule(small))
 def heft(problem: Problem, ctx: Context, *, self_links: bool = False) -> tuple[Ints, Ints]:
     """Earliest finish by upward rank, with insertion (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206).
 
@@ -36,6 +27,11 @@ def heft(problem: Problem, ctx: Context, *, self_links: bool = False) -> tuple[I
     reader or, if there is no room, to the device with the most. `self_links` averages transfer costs over links that
     include each device's free link to itself, as SAGA does.
     """
+    return schedule(problem, self_links)
+
+
+def schedule(problem: Problem, self_links: bool = False) -> tuple[Ints, Ints]:
+    """(placement, order) of HEFT."""
     graph = problem.graph
     order = priority_order(problem, self_links=self_links)
     by_consumer = np.argsort(graph.consumers, kind="stable")

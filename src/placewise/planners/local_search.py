@@ -11,7 +11,7 @@ from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.blocks import blocks_by_load, blocks_by_memory
-from placewise.planners.heft import compile_schedule, heft
+from placewise.planners.heft import schedule
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -21,7 +21,7 @@ _BATCH = 32
 _LUCK = 32  # batches of random placements, where no simple plan keeps every constraint
 
 
-@planner("local-search", compile=compile_schedule)
+@planner("local-search", compile=schedule)
 def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: int = 4) -> None:
     """Moves, swaps and group moves from the best simple plan, with kicks when stuck (iterated local search).
 
@@ -59,7 +59,7 @@ def _try_simple_plans(problem: Problem, ctx: Context) -> None:
         ctx.evaluate(all_on(problem, device))
     ctx.evaluate(blocks_by_memory(problem, ctx))
     if problem.objective != "throughput" and not problem.contiguous and problem.max_devices is None:
-        placement, order = heft(problem, ctx)
+        placement, order = schedule(problem)
         ctx.evaluate(placement, order)
         ctx.evaluate(placement)
     blocks_by_load(problem, ctx)

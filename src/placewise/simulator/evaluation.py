@@ -122,7 +122,7 @@ def _as_rows(problem: Problem, placements: ArrayLike) -> NDArray[np.int32]:
         raise InvalidInput(f"a placement has {rows.shape[-1]} entries, but the graph has {problem.num_ops} ops")
     if rows.size and (rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= problem.num_devices):
         raise InvalidInput(f"a placement must hold whole numbers of devices, from 0 to {problem.num_devices - 1}")
-    return np.ascontiguousarray(rows, np.int32)
+    return np.require(rows, np.int32, ["C", "W"])  # compiled for writeable arrays only
 
 
 def _measure(

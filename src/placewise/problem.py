@@ -119,10 +119,15 @@ class Problem:
         rank = np.argsort(np.argsort(first))
         return rank[inverse].astype(np.int32)
 
-    @property
+    @cached_property
     def num_units(self) -> int:
         """How many placement decisions there are."""
         return int(self.unit.max(initial=-1)) + 1
+
+    @cached_property
+    def first_of_unit(self) -> NDArray[np.int64]:
+        """[units] the first op of each unit."""
+        return np.unique(self.unit, return_index=True)[1]
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:

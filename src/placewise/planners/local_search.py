@@ -119,7 +119,7 @@ class _Moves:
         self._resident = problem.per_unit(graph.resident_bytes)
         by_unit = np.argsort(problem.unit, kind="stable")
         self._ops = np.split(by_unit, np.searchsorted(problem.unit[by_unit], np.arange(1, problem.num_units)))
-        self._first = np.array([ops[0] for ops in self._ops])
+        self._first = problem.first_of_unit
         ends = problem.unit[graph.edge_producer], problem.unit[graph.consumers]
         source, target = np.concatenate(ends), np.concatenate(ends[::-1])
         order = np.argsort(source, kind="stable")

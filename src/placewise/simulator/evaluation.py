@@ -289,12 +289,11 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 def _broken_rules(problem: Problem, rows: NDArray[np.int32], peak: Floats | None) -> dict[str, NDArray[np.bool_]]:
     """Which rows break which rule; memory needs the measured peaks."""
-    every = np.arange(problem.num_ops)
-    first_of_unit = np.unique(problem.unit, return_index=True)[1]
-    broken = {
-        "device": ~problem.allowed[every, rows].all(axis=1),
-        "group": (rows != rows[:, first_of_unit[problem.unit]]).any(axis=1),
-    }
+    broken = {"device": np.zeros(len(rows), np.bool_)}
+    if not problem.allowed.all():
+        broken["device"] = ~problem.allowed[np.arange(problem.num_ops), rows].all(axis=1)
+    if problem.num_units < problem.num_ops:
+        broken["group"] = (rows != rows[:, problem.first_of_unit[problem.unit]]).any(axis=1)
     if problem.contiguous:
         broken["contiguous"] = np.array([_has_cycle(_quotient(problem, row)) for row in rows], np.bool_)
     if problem.max_devices is not None:
@@ -331,9 +330,8 @@ def _describe(problem: Problem, rule: str, row: NDArray[np.int32], peak: Floats 
         op = int(np.argmin(problem.allowed[np.arange(problem.num_ops), row]))
         return f"op {graph.op_names[op]!r} may not run on {names[row[op]]}"
     if rule == "group":
-        first_of_unit = np.unique(problem.unit, return_index=True)[1]
-        op = int(np.argmax(row != row[first_of_unit[problem.unit]]))
-        other = graph.op_names[first_of_unit[problem.unit[op]]]
+        op = int(np.argmax(row != row[problem.first_of_unit[problem.unit]]))
+        other = graph.op_names[problem.first_of_unit[problem.unit[op]]]
         return f"ops {other!r} and {graph.op_names[op]!r} must share a device"
     if rule == "contiguous":
         return "the devices do not form intervals of the dataflow: data flows back to a device that it has left"

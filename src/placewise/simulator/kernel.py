@@ -203,7 +203,7 @@ def _peak_memory(
         opened[i] = 0.0
         closed[i] = 0.0
     for i in range(held):
-        base = where[i] * buckets
+        base = U(where[i]) * buckets
         begins = base + U(np.int64(since[i] * scale))
         opened[begins] += amount[i]
         since_bucket[i] = begins
@@ -233,12 +233,12 @@ def _peak_memory(
     # The events of buckets in doubt, sorted by bucket, then by time with ends before beginnings.
     events = ZERO
     for i in range(held):
-        if opened[since_bucket[i]] >= 0.0:
+        if opened[U(since_bucket[i])] >= 0.0:
             event_time[events] = since[i]
             event_change[events] = amount[i]
             event_bucket[events] = since_bucket[i]
             events += ONE
-        if opened[until_bucket[i]] >= 0.0:
+        if opened[U(until_bucket[i])] >= 0.0:
             event_time[events] = until[i]
             event_change[events] = -amount[i]
             event_bucket[events] = until_bucket[i]
@@ -248,11 +248,11 @@ def _peak_memory(
     for i in range(num_devices * buckets + TWO):
         first_event[i] = ZERO
     for j in range(events):
-        first_event[event_bucket[j] + TWO] += ONE
+        first_event[U(event_bucket[j]) + TWO] += ONE
     for i in range(num_devices * buckets):
         first_event[i + TWO] += first_event[i + ONE]
     for j in range(events):
-        i = event_bucket[j] + ONE
+        i = U(event_bucket[j]) + ONE
         sorted_time[first_event[i]] = event_time[j]
         sorted_change[first_event[i]] = event_change[j]
         first_event[i] += ONE
@@ -343,9 +343,9 @@ def memory_workspace(n: int, num_tensors: int, num_edges: int, num_devices: int)
         np.empty(holdings),  # since
         np.empty(holdings),  # until
         np.empty(holdings),  # amount
-        np.empty(holdings, np.uint64),  # where
-        np.empty(holdings, np.uint64),  # since_bucket
-        np.empty(holdings, np.uint64),  # until_bucket
+        np.empty(holdings, np.uint32),  # where
+        np.empty(holdings, np.uint32),  # since_bucket
+        np.empty(holdings, np.uint32),  # until_bucket
         np.empty(num_tensors * num_devices),  # last_read
         np.empty(num_tensors),  # last_send
         np.empty(buckets + 1),  # opened
@@ -353,7 +353,7 @@ def memory_workspace(n: int, num_tensors: int, num_edges: int, num_devices: int)
         np.empty(buckets + 2, np.uint64),  # first_event
         np.empty(2 * holdings),  # event_time
         np.empty(2 * holdings),  # event_change
-        np.empty(2 * holdings, np.uint64),  # event_bucket
+        np.empty(2 * holdings, np.uint32),  # event_bucket
         np.empty(2 * holdings),  # sorted_time
         np.empty(2 * holdings),  # sorted_change
     )

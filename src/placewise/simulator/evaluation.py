@@ -289,7 +289,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 def _broken_rules(problem: Problem, rows: NDArray[np.int32], peak: Floats | None) -> dict[str, NDArray[np.bool_]]:
     """Which rows break which rule; memory needs the measured peaks."""
-    broken: dict[str, NDArray[Any]] = {"device": np.zeros(len(rows), np.bool_)}
+    broken: dict[str, Any] = {"device": np.zeros(len(rows), np.bool_)}
     if not problem.allowed.all():
         broken["device"] = ~problem.allowed[np.arange(problem.num_ops), rows].all(axis=1)
     if problem.num_units < problem.num_ops:

@@ -405,13 +405,7 @@ def run(
         for i in range(n):
             d = U(row[op[i]])
             place[i] = d
-            time = seconds[i * num_devices + d]
-            duration[i] = time
-            missing[i] = num_inputs[i]
-            ready[i] = 0.0
-        if bounded:
-            for i in range(n):
-                work_left[U(place[i])] += duration[i]
+            duration[i] = seconds[i * num_devices + d]
         for c in range(num_channels):
             free[c] = 0.0
         for m in range(num_models):
@@ -446,9 +440,15 @@ def run(
 
         opening = resume[b] < 0  # the first round has no completion, only ops that are ready at once
         if opening:
+            for i in range(n):
+                missing[i] = num_inputs[i]
+                ready[i] = 0.0
             for i in range(len(sources)):
                 newly[i] = sources[i]
             num_newly = U(len(sources))
+            if bounded:
+                for i in range(n):
+                    work_left[U(place[i])] += duration[i]
         else:
             r = U(resume[b])
             at = _load(save_float[r], ZERO, ready, n)
@@ -469,8 +469,6 @@ def run(
                 j += heap_size[d]
             j = _load(save_word[r], ZERO, bits, num_devices * words)
             j = _load(save_word[r], j, summary, num_devices * (summaries + ONE))
-            for d in range(num_devices):
-                work_left[d] = 0.0
             for i in range(n):
                 if sequence[i] >= completed:
                     work_left[U(place[i])] += duration[i]

@@ -144,7 +144,7 @@ class Context:
     def _offer(self, value: float, placement: ArrayLike, order: Ints | None) -> None:
         if value < self.best_value:
             self.best_value = value
-            self.best = (np.array(placement, np.int32).reshape(-1), order)
+            self.best = (np.array(placement, np.int32).reshape(-1), None if order is None else order.copy())
             self.history.append((self.seconds, self.evaluations, value))
 
 
@@ -196,6 +196,9 @@ def plan(
         if ctx.stopped == "interrupted":
             raise KeyboardInterrupt
         raise NoFeasiblePlan(_explain_failure(problem, planner, ctx, answer))
+    broken = violations(problem, *ctx.best)  # the last word, with every peak measured
+    if broken:
+        raise NoFeasiblePlan(f"planner {planner!r} found no plan that keeps every constraint: {'; '.join(broken)}")
     settings = {name: default for name, (_, default) in info.options.items()} | dict(options or {})
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,

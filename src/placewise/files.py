@@ -563,6 +563,8 @@ def write_text(path: str | Path, text: str) -> None:
         if str(path).endswith(".gz"):
             raw = gzip.compress(raw, compresslevel=6, mtime=0)  # without the time, equal content gives equal files
         target = Path(os.path.realpath(path))
+        if os.path.lexists(target) and not target.is_file() and not target.is_dir():
+            raise InvalidInput(f"{path}: it is not a regular file, so it is left alone")
         temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
             with open(temporary, "xb") as file:

@@ -371,3 +371,10 @@ def test_option_that_may_be_none_is_read_by_its_type():
 def test_a_negative_seed_is_refused():
     with pytest.raises(InvalidInput, match="seed = -1"):
         plan(problem_of(np.ones((1, 1))), "random", seed=-1)
+
+
+def test_a_plan_over_memory_by_a_rounding_error_is_not_emitted():
+    # Added up in one order the sizes are within the limit; as the run adds them up they are a rounding error above it.
+    sizes = {"resident": [0.6, 0.7, 1.1], "tensor_bytes": [0.9, 0.7, 0.6], "tensor_producer": [0, 1, 2]}
+    with pytest.raises(NoFeasiblePlan, match="d0 needs"):
+        plan(problem_of(np.ones((3, 1)), memory=4.6, **sizes), "single")

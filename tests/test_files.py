@@ -825,3 +825,10 @@ def test_reading_says_what_it_imports_only_when_needed():
 
     code = "import placewise.files, sys; assert not {'pydantic', 'yaml', 'numba', 'scipy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_not_a_regular_file_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInput, match="not a regular file"):
+        files.write_text(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 U = np.uint64
 INF = np.inf
-END = np.finfo(np.float64).max  # after every event, yet before the infinity that marks an empty slot
 ZERO, ONE, TWO, THREE, SIX, LOW6, PAD = U(0), U(1), U(2), U(3), U(6), U(63), U(8)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import placewise
 from placewise import planners
-from placewise.driver import Budget, plan
+from placewise.driver import Budget, compare, plan
 from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
 from placewise.planners import parse_options, planner
 from placewise.simulator.bounds import lower_bound
@@ -27,6 +27,11 @@ def register(monkeypatch):
     """Planners that a test registers are gone after it."""
     planners.available()
     monkeypatch.setattr(planners, "_registered", dict(planners._registered))
+
+
+def register_lambda(name, function, **declared):
+    function.__doc__ = "In one line."
+    planner(name, **declared)(function)
 
 
 @pytest.fixture
@@ -75,9 +80,25 @@ def test_a_planner_is_one_function(problem):
 
 
 def test_supports_may_say_no_without_words(problem):
-    planner("never", supports=lambda p: False)(lambda problem, ctx: None)
+    register_lambda("never", lambda problem, ctx: None, supports=lambda p: False)
     with pytest.raises(Unsupported, match=r"^planner 'never' does not apply to this problem$"):
         plan(problem, "never")
+
+
+def test_a_planner_must_be_described_and_its_options_named():
+    def undescribed(problem, ctx): ...
+
+    def positional(problem, ctx, width=8):
+        """Takes its option by position."""
+
+    def needy(problem, ctx, *, width: int):
+        """Has no default."""
+
+    with pytest.raises(InvalidInput, match="planner 'x' needs a docstring"):
+        planner("x")(undescribed)
+    for function in (positional, needy):
+        with pytest.raises(InvalidInput, match=r"planner 'x': write its option 'width' after a \*, with a default"):
+            planner("x")(function)
 
 
 def test_two_planners_may_not_share_a_name():
@@ -93,6 +114,9 @@ def test_unknown_planners_and_options_are_named(problem):
         plan(problem, "best")
     with pytest.raises(InvalidInput, match=r"^planner 'random' has no option 'sample'"):
         plan(problem, "random", options={"sample": 3})
+    for samples, message in ("many", "of type int"), (True, "of type int"), (-5, "zero or more"), (0, "1 or more"):
+        with pytest.raises(InvalidInput, match=f"option samples of random = {samples!r}: it must be .*{message}"):
+            plan(problem, "random", options={"samples": samples})
 
 
 def test_options_are_read_by_their_types():
@@ -119,6 +143,8 @@ def test_options_are_read_by_their_types():
         ("rate=", "option rate of optional = '': it must be of type float"),
         ("greedy=perhaps", "option greedy of optional = 'perhaps': it must be true or false"),
         ("way=c", "option way of optional = 'c': it must be one of a, b"),
+        ("width=-5", "option width of optional = -5: it must be a number, zero or more"),
+        ("rate=nan", "option rate of optional = nan: it must be a number, zero or more"),
         ("width", "option 'width' is not of the form key=value"),
         ("depth=3", "planner 'optional' has no option 'depth'; it has width, rate, greedy, tag, way"),
     ]:
@@ -147,34 +173,49 @@ def test_the_best_that_was_evaluated_counts_even_if_another_is_returned(problem)
 def test_an_order_that_is_handed_back_is_part_of_the_plan():
     """op0 (1 s) and op1 (3 s) share d0; op2 (5 s, on d1) waits for op1, or for both in the bad order."""
     problem = problem_of([[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]], [(1, 2)], sizes=0.0)
-    planner("ordered")(lambda problem, ctx: ([0, 0, 1], [0, 1, 2]))
+    register_lambda("ordered", lambda problem, ctx: ([0, 0, 1], [0, 1, 2]))
     found = plan(problem, "ordered")
     assert found.order.tolist() == [0, 1, 2]
     assert found.value == found.timeline.value == 9.0
-    planner("free")(lambda problem, ctx: [0, 0, 1])
+    register_lambda("free", lambda problem, ctx: [0, 0, 1])
     assert plan(problem, "free").value == 8.0
 
 
 def test_a_placement_that_breaks_a_rule_is_never_a_plan(problem):
-    planner("careless")(lambda problem, ctx: [0, 1, 1])
+    register_lambda("careless", lambda problem, ctx: [0, 1, 1])
     pinned = replace(problem, pins={"op1": "d0"}, cluster=problem.cluster.with_memory({"d1": 0.5}))
-    found = "planner 'careless' found no plan that keeps every constraint: op 'op1' may not run on d1; d1 needs "
+    found = (
+        "^planner 'careless' found no plan that keeps every constraint; "
+        "in the last one that it tried, op 'op1' may not run on d1; d1 needs "
+    )
     with pytest.raises(NoFeasiblePlan, match=found):
         plan(pinned, "careless")
 
-    planner("hopeful")(lambda problem, ctx: None if math.isinf(ctx.evaluate([0, 1, 1])) else 1 / 0)
-    with pytest.raises(NoFeasiblePlan, match=r"^planner 'hopeful' found no plan that keeps every constraint$"):
+    register_lambda("hopeful", lambda problem, ctx: None if math.isinf(ctx.evaluate([0, 1, 1])) else 1 / 0)
+    with pytest.raises(NoFeasiblePlan, match=r"^planner 'hopeful' found .*, op 'op1' may not run on d1; d1 needs"):
         plan(pinned, "hopeful")
 
 
 def test_a_model_that_cannot_fit_is_told_before_planning(problem):
-    planner("asked")(lambda problem, ctx: pytest.fail("nothing to plan"))
-    with pytest.raises(NoFeasiblePlan, match="the model does not fit: its resident bytes exceed"):
+    register_lambda("asked", lambda problem, ctx: pytest.fail("nothing to plan"))
+    one_op = r"op 'op0' keeps 4 B in memory, and no device that it may use has more than 3 B$"
+    with pytest.raises(NoFeasiblePlan, match=f"^the model does not fit: {one_op}"):
         plan(problem_of(np.ones((2, 2)), resident=4.0, memory=3.0), "asked")
+    all_ops = r"it keeps 12 B in memory, more than fits where its ops may run \(d0 5 B, d1 5 B\)$"
+    with pytest.raises(NoFeasiblePlan, match=f"^the model does not fit: {all_ops}"):
+        plan(problem_of(np.ones((3, 2)), resident=4.0, memory=5.0), "asked")
+
+
+@pytest.mark.parametrize("name", ["single", "random"])
+def test_a_planner_that_finds_nothing_says_what_stood_in_the_way(name):
+    """Two ops of 4 bytes fit only side by side; with at most one device that is not allowed."""
+    apart = problem_of(np.ones((2, 2)), resident=4.0, memory=5.0, max_devices=1)
+    with pytest.raises(NoFeasiblePlan, match=r"in the last one that it tried, (d\d needs \d+ B|it uses 2 devices)"):
+        plan(apart, name)
 
 
 def test_an_ordinary_exception_is_the_planners_own(problem):
-    planner("broken")(lambda problem, ctx: 1 / 0)
+    register_lambda("broken", lambda problem, ctx: 1 / 0)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ZeroDivisionError):
         plan(problem, "broken")
@@ -199,6 +240,9 @@ def test_a_budget_is_above_zero():
     for budget in ({"seconds": 0.0}, {"evaluations": 0}, {"seconds": -1.0}, {"seconds": math.nan}):
         with pytest.raises(InvalidInput, match="it must be above zero"):
             Budget(**budget)
+    for wrong in ({"seconds": "5s"}, {"evaluations": 1.5}, {"evaluations": True}):
+        with pytest.raises(InvalidInput, match=r"budget: \w+ = .*: it must be a (whole )?number, such as Budget\("):
+            Budget(**wrong)
 
 
 def test_a_planner_that_never_asks_is_stopped_at_its_budget(loose):
@@ -321,10 +365,10 @@ def patient(loose):
         began.wait(10)
         for _ in range(times):
             os.kill(os.getpid(), signal.SIGINT)
-            while signal.getsignal(signal.SIGINT) is not before:  # until the first one has been dealt with
-                time.sleep(0.01)
+            time.sleep(0.1)  # until it has been dealt with
 
     def run(times, **options):
+        began.clear()
         hand = threading.Thread(target=press, args=(times,))
         hand.start()
         try:
@@ -347,9 +391,34 @@ def test_ctrl_c_before_there_is_a_plan_is_passed_on(patient):
         patient(1, fruitful=False)
 
 
-def test_a_second_ctrl_c_stops_at_once(patient):
+def test_a_second_ctrl_c_stops_at_once_and_keeps_the_best_too(patient):
+    began = time.monotonic()
+    found = patient(2, stubborn=True)
+    assert time.monotonic() - began < 10
+    assert (found.stopped, found.value) == ("interrupted", 2.0)
     with pytest.raises(KeyboardInterrupt):
-        patient(2, stubborn=True)
+        patient(2, stubborn=True, fruitful=False)
+
+
+def test_sigterm_counts_where_it_means_ctrl_c(loose, monkeypatch):
+    @planner("terminated")
+    def terminated(problem, ctx):
+        """Is asked to go."""
+        ctx.evaluate([0, 1, 1])
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not ctx.should_stop():
+            time.sleep(0.005)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        assert plan(loose, "terminated").stopped == "interrupted"
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+        told = []
+        signal.signal(signal.SIGTERM, lambda *_: told.append("caller"))
+        assert plan(loose, "terminated", budget=Budget(seconds=0.1)).stopped == "budget"
+        assert told == ["caller"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_planning_in_a_thread_leaves_signals_alone(loose):
@@ -368,9 +437,61 @@ def test_option_that_may_be_none_is_read_by_its_type():
     assert parse_options("optional-width", ["width=3"]) == {"width": 3}
 
 
-def test_a_negative_seed_is_refused():
-    with pytest.raises(InvalidInput, match="seed = -1"):
-        plan(problem_of(np.ones((1, 1))), "random", seed=-1)
+@pytest.mark.parametrize("seed", [-1, 1.5, "one", None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(InvalidInput, match=f"seed = {seed!r}: it must be a whole number, zero or more"):
+        plan(problem_of(np.ones((1, 1))), "random", seed=seed)
+
+
+def test_a_placement_is_one_row(loose):
+    """Many rows at once would be taken for one."""
+    answers = {
+        "evaluates": lambda problem, ctx: ctx.evaluate(np.zeros((2, 3), np.int32)),
+        "returns": lambda problem, ctx: np.zeros((2, 3), np.int32),
+        "short": lambda problem, ctx: [0, 0],
+        "number": lambda problem, ctx: 0,
+    }
+    for name, function in answers.items():
+        register_lambda(name, function)
+        with pytest.raises(InvalidInput, match=f"planner '{name}': a placement is one device for each of the 3 ops"):
+            plan(loose, name)
+    register_lambda("batch", lambda problem, ctx: ctx.evaluate_batch([0, 0, 0]))
+    with pytest.raises(InvalidInput, match=r"planner 'batch': a batch is an array \[placements, ops\]"):
+        plan(loose, "batch")
+    register_lambda("triple", lambda problem, ctx: (0, 0, 1))
+    with pytest.raises(InvalidInput, match=r"planner 'triple' must return a placement, \(placement, order\) or None"):
+        plan(loose, "triple")
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_sorted_and_shares_the_best_bound(loose):
+    @planner("knowing", supports=lambda p: p.objective == "latency" or "knows latency only")
+    def knowing(problem, ctx):
+        """Proves much, and plans badly."""
+        ctx.bound(1.9)
+        ctx.evaluate([0, 0, 0])
+
+    found = compare(loose, ["knowing", "random", "knowing"])
+    assert [(outcome.planner, outcome.plan.value) for outcome in found] == [("random", 2.0), ("knowing", 3.0)]
+    assert [outcome.plan.lower_bound for outcome in found] == [1.9, 1.9]
+    assert {outcome.planner for outcome in compare(loose, budget=Budget(evaluations=50))} == set(planners.available())
+    (left_out,) = compare(replace(loose, objective="throughput"), ["knowing"])
+    assert (left_out.plan, left_out.reason) == (None, "knows latency only")
+    for names, message in (["best"], "no planner 'best'"), ("random", r"a list of names, such as \['random'\]"):
+        with pytest.raises(InvalidInput, match=message):
+            compare(loose, names)
+
+
+def test_a_comparison_that_is_interrupted_keeps_what_it_has(loose):
+    register_lambda("pressed", lambda problem, ctx: os.kill(os.getpid(), signal.SIGINT))
+    found = compare(loose, ["single", "pressed", "random"])
+    assert [(outcome.planner, outcome.reason) for outcome in found] == [
+        ("single", ""),
+        ("pressed", "interrupted"),
+        ("random", "interrupted"),
+    ]
 
 
 def test_a_plan_over_memory_by_a_rounding_error_is_not_emitted():

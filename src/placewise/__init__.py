@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from placewise.cluster import Cluster, Device, Link, full_mesh
     from placewise.costs import Costs
-    from placewise.driver import Budget, Context, plan
+    from placewise.driver import Budget, Context, Outcome, compare, plan
     from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
     from placewise.files import load_problem
     from placewise.graph import Graph, GraphBuilder
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Cluster": "cluster", "Device": "cluster", "Link": "cluster", "full_mesh": "cluster", "Costs": "costs",
-    "Budget": "driver", "Context": "driver", "plan": "driver",
+    "Budget": "driver", "Context": "driver", "Outcome": "driver", "compare": "driver", "plan": "driver",
     "InvalidInput": "errors", "NoFeasiblePlan": "errors", "PlacewiseError": "errors", "Unsupported": "errors",
     "load_problem": "files", "Graph": "graph", "GraphBuilder": "graph", "Plan": "plans", "planner": "planners",
     "Execution": "problem", "Problem": "problem",
@@ -46,11 +46,13 @@ __all__ = [
     "InvalidInput",
     "Link",
     "NoFeasiblePlan",
+    "Outcome",
     "PlacewiseError",
     "Plan",
     "Problem",
     "Timeline",
     "Unsupported",
+    "compare",
     "evaluate",
     "full_mesh",
     "load_problem",

@@ -1,4 +1,4 @@
-"""Runs a planner: time, budget, Ctrl-C, the incumbent, validation, the lower bound, provenance and the `Plan`."""
+"""Runs planners: time, budget, Ctrl-C, the incumbent, validation, the lower bound, provenance and the `Plan`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import placewise
-from placewise import planners
 from placewise.cluster import Device, full_mesh
 from placewise.costs import Costs
 from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
 from placewise.graph import GraphBuilder, Ints
+from placewise.planners import PlannerInfo, available, get
 from placewise.plans import Plan
 from placewise.problem import Problem
 from placewise.quantities import format_bytes
@@ -30,6 +31,7 @@ from placewise.simulator.evaluation import announced
 from placewise.simulator.incremental import Incremental
 
 DEFAULT_PLANNER = "local-search"
+COMPILING = "compiling the simulator, on the first run only (about 15 s)..."
 _REPORT_EVERY = 0.2  # seconds
 
 
@@ -41,7 +43,10 @@ class Budget:
     evaluations: int | None = None
 
     def __post_init__(self) -> None:
-        for what, limit in (("seconds", self.seconds), ("evaluations", self.evaluations)):
+        for what, limit, kind in (("seconds", self.seconds, Real), ("evaluations", self.evaluations, Integral)):
+            if limit is not None and (not isinstance(limit, kind) or isinstance(limit, bool)):
+                needed = "a number" if kind is Real else "a whole number"
+                raise InvalidInput(f"budget: {what} = {limit!r}: it must be {needed}, such as Budget({what}=10)")
             if limit is not None and not limit > 0:
                 raise InvalidInput(f"budget: {what} = {limit}: it must be above zero")
 
@@ -53,6 +58,7 @@ DEFAULT_BUDGET = Budget(seconds=10.0)
 class Progress:
     """How planning stands, a few times a second."""
 
+    planner: str
     seconds: float
     evaluations: int
     value: float  # of the incumbent; infinite while there is none
@@ -67,16 +73,25 @@ class Context:
     """What a planner has besides the problem: random numbers, the simulator, the incumbent, and when to stop."""
 
     def __init__(
-        self, problem: Problem, budget: Budget, seed: int, bound: float, on_progress: Callable[[Progress], None] | None
+        self,
+        problem: Problem,
+        planner: str,
+        budget: Budget,
+        seed: int,
+        bound: float,
+        on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.problem = problem
         self.rng = np.random.default_rng(seed)
         self.evaluations = 0
         self.best_value = math.inf
         self.best: tuple[Ints, Ints | None] | None = None
+        self.rejected: tuple[Ints, Ints | None] | None = None  # the last that broke a constraint
         self.lower_bound = bound
         self.history: list[tuple[float, int, float]] = []
         self.stopped = "finished"
+        self.took: float | None = None  # seconds, once the planner is done
+        self.planner = planner
         self._budget = budget
         self._on_progress = on_progress
         self._began = self._reported = time.perf_counter()
@@ -95,20 +110,19 @@ class Context:
     def evaluate(self, placement: ArrayLike, order: ArrayLike | None = None) -> float:
         """The value of a placement, infinite if it breaks a constraint. The best is remembered."""
         self._check()
-        sequence = None if order is None else np.asarray(order, np.int32)
-        value = float(evaluate(self.problem, placement, sequence, peaks=False, threads=1).score[0])
         self.spend(1)
-        self._offer(value, placement, sequence)
-        return value
+        return self._judge(placement, order)
 
     def evaluate_batch(self, placements: ArrayLike) -> NDArray[np.float64]:
         """The values of many placements [B, N], on all cores. A batch that exceeds the budget is cut short."""
         self._check()
         rows = np.asarray(placements)[: self.evaluations_left]
+        if rows.ndim != 2:
+            raise InvalidInput(f"planner {self.planner!r}: a batch is an array [placements, ops]; evaluate takes one")
         values = evaluate(self.problem, rows, peaks=False).score
         self.spend(len(rows))
         if len(rows):
-            self._offer(float(values.min()), rows[values.argmin()], None)
+            self._remember(float(values.min()), rows[values.argmin()], None)
         return values
 
     def bound(self, value: float) -> None:
@@ -121,7 +135,7 @@ class Context:
         now = time.perf_counter()
         if self._on_progress and now - self._reported > _REPORT_EVERY:
             self._reported = now
-            self._on_progress(Progress(self.seconds, self.evaluations, self.best_value, self.lower_bound))
+            self._on_progress(Progress(self.planner, self.seconds, self.evaluations, self.best_value, self.lower_bound))
 
     def should_stop(self) -> bool:
         """Whether the budget is spent, the user pressed Ctrl-C, or the incumbent is proved optimal."""
@@ -141,11 +155,25 @@ class Context:
         if not self.evaluations_left:
             raise _Stop
 
-    def _offer(self, value: float, placement: ArrayLike, order: Ints | None) -> None:
+    def _judge(self, placement: ArrayLike, order: ArrayLike | None) -> float:
+        row = np.asarray(placement)
+        if row.shape != (self.problem.num_ops,):
+            raise InvalidInput(
+                f"planner {self.planner!r}: a placement is one device for each of the {self.problem.num_ops} ops, this "
+                f"one is an array of shape {row.shape}; evaluate_batch takes many at once"
+            )
+        sequence = None if order is None else np.array(order, np.int32)
+        value = float(evaluate(self.problem, row, sequence, peaks=False, threads=1).score[0])
+        self._remember(value, row, sequence)
+        return value
+
+    def _remember(self, value: float, placement: ArrayLike, order: Ints | None) -> None:
         if value < self.best_value:
             self.best_value = value
-            self.best = (np.array(placement, np.int32).reshape(-1), None if order is None else order.copy())
+            self.best = (np.array(placement, np.int32), order)
             self.history.append((self.seconds, self.evaluations, value))
+        elif self.best is None:
+            self.rejected = (np.array(placement, np.int32), order)
 
 
 def plan(
@@ -163,54 +191,100 @@ def plan(
     """
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget = {budget!r}: write it like Budget(seconds=10) or Budget(evaluations=1000)")
-    if seed < 0:
-        raise InvalidInput(f"seed = {seed}: it must be zero or more")
-    info = planners.get(planner)
+    if not isinstance(seed, Integral) or seed < 0:
+        raise InvalidInput(f"seed = {seed!r}: it must be a whole number, zero or more")
+    info = get(planner)
     why_not = info.why_not(problem)
     if why_not:
         raise Unsupported(f"planner {planner!r} {why_not}")
-    unknown = set(options or {}) - set(info.options)
-    if unknown:
-        raise InvalidInput(f"planner {planner!r} has no option {sorted(unknown)[0]!r}")
+    settings = info.settings(options or {})
     compile_for(problem, info)
-    bound = lower_bound(problem).value
-    if math.isinf(bound):
-        needed = format_bytes(float(problem.graph.resident_bytes.sum()))
-        raise NoFeasiblePlan(
-            f"the model does not fit: its resident bytes exceed the memory of the devices it may use ({needed} in all)"
-        )
+    if math.isinf(lower_bound(problem).value):
+        raise NoFeasiblePlan(_why_impossible(problem))
 
-    ctx = Context(problem, budget, seed, bound, on_progress)
+    ctx = Context(problem, planner, budget, int(seed), lower_bound(problem).value, on_progress)
     with _interruptible(ctx):
         try:
-            answer = info.function(problem, ctx, **(options or {}))
+            answer = info.function(problem, ctx, **settings)
         except _Stop:
             answer = None
-    seconds = ctx.seconds
-    if answer is not None:
-        placement, order = answer if isinstance(answer, tuple) else (answer, None)
-        sequence = None if order is None else np.asarray(order, np.int32)
-        value = float(evaluate(problem, placement, sequence, peaks=False).score[0])
-        ctx._offer(value, placement, sequence)
-    if ctx.best is None:
-        if ctx.stopped == "interrupted":
-            raise KeyboardInterrupt
-        raise NoFeasiblePlan(_explain_failure(problem, planner, ctx, answer))
-    broken = violations(problem, *ctx.best)  # the last word, with every peak measured
-    if broken:
-        raise NoFeasiblePlan(f"planner {planner!r} found no plan that keeps every constraint: {'; '.join(broken)}")
-    settings = {name: default for name, (_, default) in info.options.items()} | dict(options or {})
+        except KeyboardInterrupt:
+            ctx.interrupt()
+            answer = None
+        ctx.took = ctx.seconds
+        if answer is not None:
+            ctx._judge(*_placement_and_order(planner, answer))
+        broken = violations(problem, *ctx.best) if ctx.best else []  # the last word, with every peak measured
+    if ctx.best is None and ctx.stopped == "interrupted":
+        raise KeyboardInterrupt
+    if ctx.best is None or broken:
+        raise NoFeasiblePlan(_why_none_found(ctx, broken))
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,
-        lower_bound=min(ctx.lower_bound, ctx.best_value), planner=planner, version=placewise.__version__, seed=seed,
-        options=settings, seconds=seconds, evaluations=ctx.evaluations, stopped=ctx.stopped, history=tuple(ctx.history),
+        lower_bound=min(ctx.lower_bound, ctx.best_value), planner=planner, version=placewise.__version__,
+        seed=int(seed), options=settings, seconds=ctx.took, evaluations=ctx.evaluations, stopped=ctx.stopped,
+        history=tuple(ctx.history),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a comparison says about one planner: its plan, or the reason why there is none."""
+
+    planner: str
+    plan: Plan | None = None
+    reason: str = ""
+
+
+def compare(
+    problem: Problem,
+    planners: Iterable[str] | None = None,
+    *,
+    budget: Budget = DEFAULT_BUDGET,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Outcome]:
+    """Run planners, by default all, with the same budget each; the best plan comes first.
+
+    Every plan gets the best lower bound that any of them proved, so that their gaps can be compared. Ctrl-C ends the
+    planner that is running and leaves out those after it.
+    """
+    if isinstance(planners, str):
+        raise InvalidInput(f"planners = {planners!r}: it must be a list of names, such as [{planners!r}]")
+    chosen = [get(name) for name in dict.fromkeys(available() if planners is None else planners)]
+    outcomes: list[Outcome] = []
+    interrupted = False
+    for info in chosen:
+        found, reason = None, info.why_not(problem) or ("interrupted" if interrupted else "")
+        if not reason:
+            try:
+                found = plan(problem, info.name, budget=budget, seed=seed, on_progress=on_progress)
+                interrupted = found.stopped == "interrupted"
+            except NoFeasiblePlan as error:
+                reason = str(error)
+            except KeyboardInterrupt:  # before there was a plan
+                reason, interrupted = "interrupted", True
+        outcomes.append(Outcome(info.name, found, reason))
+    bound = max((outcome.plan.lower_bound for outcome in outcomes if outcome.plan), default=0.0)
+    shared = [
+        replace(outcome, plan=replace(outcome.plan, lower_bound=min(bound, outcome.plan.value)))
+        if outcome.plan
+        else outcome
+        for outcome in outcomes
+    ]
+    return sorted(shared, key=lambda outcome: outcome.plan.value if outcome.plan else math.inf)
+
+
+def one_device_value(problem: Problem) -> float:
+    """The value of the best plan that uses one device alone; infinite where none fits."""
+    rows = np.repeat(np.arange(problem.num_devices, dtype=np.int32)[:, None], problem.num_ops, axis=1)
+    return float(evaluate(problem, rows).score.min())
 
 
 _compiled: set[tuple[str, str, str]] = set()
 
 
-def compile_for(problem: Problem, info: planners.PlannerInfo, announce: Callable[[str], None] | None = None) -> None:
+def compile_for(problem: Problem, info: PlannerInfo, announce: Callable[[str], None] | None = None) -> None:
     """Compile, or load from the disk cache, what planner and problem need, before the planner's clock starts."""
     kind = (problem.objective, problem.execution.concurrency, info.name)
     if kind in _compiled:
@@ -219,7 +293,7 @@ def compile_for(problem: Problem, info: planners.PlannerInfo, announce: Callable
     build.op("second", kind="op", inputs=build.op("first", kind="op", outputs=[1.0]))
     cluster = full_mesh([Device("a", memory=8.0), Device("b")], 1.0)
     small = Problem(build.graph(), cluster, Costs.create(np.ones((2, 2))), problem.objective, problem.execution)
-    with announced("compiling the simulator (once per installation)", announce):
+    with announced(COMPILING, announce):
         simulate(small, [0, 1])
         evaluate(small, [0, 1], peaks=False)
         lower_bound(small)
@@ -230,28 +304,63 @@ def compile_for(problem: Problem, info: planners.PlannerInfo, announce: Callable
     _compiled.add(kind)
 
 
-def _explain_failure(problem: Problem, planner: str, ctx: Context, answer: Any) -> str:
-    text = f"planner {planner!r} found no plan that keeps every constraint"
+def _placement_and_order(planner: str, answer: Any) -> tuple[Any, Any]:
+    if not isinstance(answer, tuple):
+        return answer, None
+    if len(answer) != 2:
+        raise InvalidInput(f"planner {planner!r} must return a placement, (placement, order) or None")
+    return answer
+
+
+def _why_impossible(problem: Problem) -> str:
+    """Which memory is too small; times are finite wherever an op may run, so nothing else makes the bound infinite."""
+    graph, capacity, devices = problem.graph, problem.capacity, problem.cluster.device_names
+    resident, allowed = problem.per_unit(graph.resident_bytes), problem.allowed[problem.first_of_unit]
+    room = np.where(allowed, capacity, 0.0).max(axis=1)
+    unit = int((resident - room).argmax())
+    if resident[unit] > room[unit]:
+        others = int((problem.unit == unit).sum()) - 1
+        op = f"op {graph.op_names[problem.first_of_unit[unit]]!r}"
+        op += f" with {others} others that must share its device" if others else ""
+        return (
+            f"the model does not fit: {op} keeps {format_bytes(float(resident[unit]))} in memory, "
+            f"and no device that it may use has more than {format_bytes(float(room[unit]))}"
+        )
+    rooms = ", ".join(f"{devices[d]} {format_bytes(float(capacity[d]))}" for d in np.flatnonzero(allowed.any(axis=0)))
+    return (
+        f"the model does not fit: it keeps {format_bytes(float(resident.sum()))} in memory, "
+        f"more than fits where its ops may run ({rooms})"
+    )
+
+
+def _why_none_found(ctx: Context, broken: list[str]) -> str:
+    text = f"planner {ctx.planner!r} found no plan that keeps every constraint"
     text += " within its budget" if ctx.stopped == "budget" else ""
-    if answer is not None:
-        placement, order = answer if isinstance(answer, tuple) else (answer, None)
-        text += ": " + "; ".join(violations(problem, placement, order))
-    return text
+    if not broken and ctx.rejected:
+        broken = violations(ctx.problem, *ctx.rejected)
+    return f"{text}; in the last one that it tried, {'; '.join(broken)}" if broken else text
 
 
 @contextmanager
 def _interruptible(ctx: Context) -> Iterator[None]:
-    """The first Ctrl-C asks the planner to stop; the second stops it where it is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """The first Ctrl-C asks the planner to stop; the second stops it where it is. Neither costs the incumbent.
+
+    So does any other signal that means the same, as SIGTERM does on the command line. A caller who handles signals in
+    another way keeps doing so.
+    """
 
     def on_interrupt(number: int, frame: Any) -> None:
+        again = ctx.stopped == "interrupted"
         ctx.interrupt()
-        signal.signal(signal.SIGINT, previous)
+        if again and ctx.took is None:
+            raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGINT, on_interrupt)
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = [n for n in (signal.SIGINT, signal.SIGTERM) if in_main and signal.getsignal(n) is signal.default_int_handler]
+    for number in ours:
+        signal.signal(number, on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number in ours:
+            signal.signal(number, signal.default_int_handler)

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 import sys
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -45,6 +46,18 @@ class PlannerInfo:
         verdict = self.supports(problem) if self.supports else True
         return None if verdict is True else verdict or "does not apply to this problem"
 
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options of the planner: those that are given, checked, and the defaults of the others."""
+        for key, value in given.items():
+            if key not in self.options:
+                raise InvalidInput(
+                    f"planner {self.name!r} has no option {key!r}; it has {', '.join(self.options) or 'none'}"
+                )
+            kind, default = self.options[key]
+            if not (value is None and default is None):
+                _check(value, kind, f"option {key} of {self.name}")
+        return {name: default for name, (_, default) in self.options.items()} | dict(given)
+
 
 def planner(
     name: str,
@@ -56,19 +69,25 @@ def planner(
     """Register a function `(problem, ctx, *, options...) -> placement | (placement, order) | None`.
 
     `supports(problem)` returns True, or a few words on why the method does not apply. Keyword-only parameters are the
-    method's options; the first line of the docstring is its help text. Returning None means "the best I evaluated".
+    method's options (a number is zero or more; what else is wrong with one, the method says by InvalidInput). The first
+    line of the docstring is its help text. Returning None means "the best I evaluated".
     `compile(small)` compiles the method's own kernels on a problem of two ops, once, before the clock starts.
     """
 
     def register(function: Function) -> Function:
         if name in _registered and _registered[name].function.__module__ != function.__module__:
             raise InvalidInput(f"two planners are named {name!r}: {_registered[name].function.__module__} has one too")
+        if not inspect.getdoc(function):
+            raise InvalidInput(f"planner {name!r} needs a docstring: its first line is what people read about it")
         hints = typing.get_type_hints(function)
-        options = {
-            parameter.name: (_without_none(hints.get(parameter.name, str)), parameter.default)
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
+        options = {}
+        for parameter in list(inspect.signature(function).parameters.values())[2:]:
+            if parameter.kind is not parameter.KEYWORD_ONLY or parameter.default is parameter.empty:
+                raise InvalidInput(
+                    f"planner {name!r}: write its option {parameter.name!r} after a *, with a default: "
+                    f"(problem, ctx, *, {parameter.name}: int = 8)"
+                )
+            options[parameter.name] = (_without_none(hints.get(parameter.name, str)), parameter.default)
         _registered[name] = PlannerInfo(name, function, frozenset(objectives), supports, options, compile)
         return function
 
@@ -78,6 +97,7 @@ def planner(
 @cache
 def _import_all() -> None:
     """A file that cannot be imported is left out, and said so; the others still work."""
+    importlib.import_module("placewise.driver")  # every planner needs it: what is wrong with it is no planner's fault
     files = [f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)]
     for module in [*files, *(entry.module for entry in entry_points(group="placewise.planners"))]:
         try:
@@ -100,16 +120,16 @@ def get(name: str) -> PlannerInfo:
     return known[name]
 
 
-def parse_options(name: str, settings: Iterable[str]) -> dict[str, Any]:
+def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
     """Read `key=value` texts into a planner's options, with their types."""
-    options, parsed = get(name).options, {}
-    for setting in settings:
-        key, given, text = setting.partition("=")
+    info, parsed = get(name), {}
+    for text in texts:
+        key, given, value = text.partition("=")
         if not given:
-            raise InvalidInput(f"option {setting!r} is not of the form key=value")
-        if key not in options:
-            raise InvalidInput(f"planner {name!r} has no option {key!r}; it has {', '.join(options) or 'none'}")
-        parsed[key] = _read(text, options[key][0], f"option {key} of {name}")
+            raise InvalidInput(f"option {text!r} is not of the form key=value")
+        kind, _ = info.options.get(key, (str, None))
+        parsed[key] = parse_value(value, kind, f"option {key} of {name}")
+    info.settings(parsed)
     return parsed
 
 
@@ -119,17 +139,29 @@ def _without_none(kind: Any) -> Any:
     return choices[0] if type(None) in typing.get_args(kind) else kind
 
 
-def _read(text: str, kind: Any, where: str) -> Any:
-    if typing.get_origin(kind) is typing.Literal:
-        choices = typing.get_args(kind)
-        if text in choices:
-            return text
-        raise InvalidInput(f"{where} = {text!r}: it must be one of {', '.join(choices)}")
+def parse_value(text: str, kind: Any, where: str) -> Any:
+    """Read a text as a value of a type; `where` names it if it cannot be."""
     if kind is bool:
         if text.lower() in ("true", "yes", "1", "false", "no", "0"):
             return text.lower() in ("true", "yes", "1")
         raise InvalidInput(f"{where} = {text!r}: it must be true or false")
+    if kind not in (int, float):
+        return text
     try:
         return kind(text)
     except ValueError:
         raise InvalidInput(f"{where} = {text!r}: it must be of type {kind.__name__}") from None
+
+
+def _check(value: Any, kind: Any, where: str) -> None:
+    """Refuse what is not of the option's type. No option counts or scales by less than nothing."""
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise InvalidInput(f"{where} = {value!r}: it must be one of {', '.join(map(str, choices))}")
+        return
+    fitting = (int, float) if kind is float else kind
+    if not isinstance(value, fitting) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidInput(f"{where} = {value!r}: it must be of type {kind.__name__}")
+    if kind in (int, float) and not 0 <= value < math.inf:
+        raise InvalidInput(f"{where} = {value!r}: it must be a number, zero or more")

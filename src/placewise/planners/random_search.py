@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.driver import Context
+from placewise.errors import InvalidInput
 from placewise.planners import planner
 from placewise.problem import Problem
 
@@ -13,6 +14,8 @@ from placewise.problem import Problem
 @planner("random")
 def random_search(problem: Problem, ctx: Context, *, samples: int = 1000) -> None:
     """The best of many placements drawn uniformly from the allowed devices of each op."""
+    if samples < 1:
+        raise InvalidInput(f"option samples of random = {samples}: it must be 1 or more")
     left = samples
     while left > 0 and not ctx.should_stop():
         ctx.evaluate_batch(sample(problem, ctx.rng, min(left, 64)))

@@ -9,14 +9,19 @@ from pathlib import Path
 
 _SCRIPT = """
 import numpy as np
-from placewise.problem import Execution
+from placewise.planners.heft import schedule
 from placewise.simulator import evaluate, simulate
+from placewise.simulator.bounds import lower_bound
 from placewise.simulator.incremental import Incremental
-from problems import random_placement, random_problem
+from problems import problem_of, random_placement, random_problem
+from test_heft import weaving
 
 for seed in range(300):
     rng = np.random.default_rng(seed)
-    problem = random_problem(rng)
+    problem = random_problem(rng, constrained=seed % 2 == 0)
+    schedule(problem)
+    if seed < 50:
+        lower_bound(problem)
     placement = random_placement(rng, problem)
     simulate(problem, placement)
     evaluate(problem, np.stack([placement] * 3), peaks=False)
@@ -25,6 +30,10 @@ for seed in range(300):
         other = random_placement(rng, problem)
         current.probe(other[None], [np.flatnonzero(other != placement)], current.value)
         current.accept(other)
+for seed in range(3):
+    schedule(weaving(np.random.default_rng(seed), 300, 250))
+wide = problem_of(np.ones((5000, 2)))
+simulate(wide, np.arange(5000) % 2)
 print("within bounds")
 """
 

@@ -80,6 +80,41 @@ def test_peaks_are_skipped_only_where_memory_cannot_bind():
     assert evaluate(tight, [0, 0, 0], peaks=False).feasible[0]
 
 
+def test_memory_may_bind_by_copies_scratch_or_on_one_device_only():
+    """Where it may, it is measured whether asked for or not."""
+    free = Execution(contention="none", sends="edge")
+    copies = problem_of(np.ones((4, 2)), [(0, 1), (0, 2), (0, 3)], sizes=[10.0, 0.0, 0.0, 0.0], memory=[math.inf, 29.0])
+    assert evaluate(copies, [0, 1, 1, 1], peaks=False).feasible[0]  # one copy
+    copies = replace(copies, execution=free)
+    assert evaluate(copies, [0, 1, 1, 1]).peak.tolist() == [[10.0, 30.0]]
+    assert not evaluate(copies, [0, 1, 1, 1], peaks=False).feasible[0]
+    scratch = problem_of(np.ones((2, 2)), sizes=0.0, scratch=[3.0, 5.0], memory=[4.0, 5.0])
+    assert evaluate(scratch, [[0, 1], [1, 0]], peaks=False).feasible.tolist() == [True, False]
+
+
+def test_thousands_of_ops_are_ready_at_once():
+    """More than a word of words of the ready set: each device runs its own, the longest first."""
+    n = 5000
+    rng = np.random.default_rng(0)
+    seconds, placement = 1.0 + rng.permutation(n), rng.integers(0, 2, n)
+    timeline = simulate(problem_of(np.repeat(seconds[:, None], 2, axis=1)), placement)
+    for d in range(2):
+        mine = np.flatnonzero(placement == d)
+        mine = mine[np.argsort(-seconds[mine])]
+        assert timeline.start[mine].tolist() == [0.0, *np.cumsum(seconds[mine])[:-1].tolist()]
+
+
+def test_thousands_of_ops_wait_for_their_inputs():
+    """One op sends to 5000, over a link that is not contended: they start in the order in which their inputs arrive."""
+    n = 5000
+    rng = np.random.default_rng(0)
+    columns = {"tensor_producer": np.zeros(n, int), "tensor_bytes": 1.0 + rng.permutation(n)}
+    seconds = np.repeat(np.append(1.0, np.full(n, 0.5))[:, None], 2, axis=1)
+    problem = problem_of(seconds, [(i, i + 1) for i in range(n)], execution=Execution(contention="none"), **columns)
+    timeline = simulate(problem, np.append(0, np.ones(n, int)))
+    assert timeline.start[1:].tolist() == (1.0 + columns["tensor_bytes"]).tolist()
+
+
 # ---- rules that every run keeps --------------------------------------------------------------------------------------
 
 
@@ -568,6 +603,8 @@ def test_a_sender_pays_for_each_receiver_unless_sends_are_staged():
     uneven = Cluster(tuple(Device(name) for name in ("d0", "d1", "d2")), links)  # 2 s to d1, 6 s to d2
     staged = {"overlap": False, "staged": True, "cluster": uneven}
     assert pipeline([3, 1, 1], [(0, 1), (0, 2)], [0, 1, 2], **staged) == 3 + 6
+    assert pipeline([3, 1, 1], [(0, 1), (0, 2)], [0, 2, 1], **staged) == 3 + 6  # whichever is first
+    assert pipeline([3, 1, 1], [(0, 1), (0, 2)], [0, 2, 1], paying=[1, 2], **staged) == 1 + 6
 
 
 def test_a_shared_channel_can_be_the_bottleneck():
@@ -682,10 +719,27 @@ def test_contiguity_wants_an_order_of_the_devices():
     check(replace(chain, contiguous=False), [2, 0, 2])
 
 
+def test_contiguity_sees_cycles_of_any_length():
+    """Each device feeds the next in a ring of three, or of four, though no two feed each other."""
+    text = "the devices do not form intervals of the dataflow: data flows back to a device that it has left"
+    for length in (3, 4):
+        # Pairs of ops: the first of each on one device, the second on the next.
+        pairs = problem_of(np.ones((2 * length, length)), [(2 * i, 2 * i + 1) for i in range(length)], contiguous=True)
+        ring = [d for i in range(length) for d in (i, (i + 1) % length)]
+        check(pairs, ring, text)
+        check(pairs, [*ring[:-1], length - 1])
+    # A device outside of the cycle does not hide it, before it or after it.
+    chain = problem_of(np.ones((6, 5)), [(i, i + 1) for i in range(5)], contiguous=True)
+    check(chain, [4, 0, 1, 2, 0, 3], text)
+    check(chain, [4, 0, 0, 1, 2, 3])
+
+
 def test_contiguity_looks_at_forward_data_only():
     """Forward d0 -> d1, backward d1 -> d0; and a parameter at home on d1 that d0 reads."""
     chain = problem_of(np.ones((4, 2)), [(0, 1), (1, 2), (2, 3)], contiguous=True, phase=[0, 0, 1, 1])
     check(chain, [0, 1, 1, 0])
+    update = problem_of(np.ones((3, 2)), [(0, 1), (2, 0)], contiguous=True, phase=[0, 0, 2])
+    check(update, [0, 1, 1])  # what a later phase hands to a forward op is not forward data either
     kinds = ["parameter", "op", "op"]
     check(problem_of(np.zeros((3, 2)), [(0, 1), (1, 2)], contiguous=True, op_kinds=kinds), [1, 0, 1])
 

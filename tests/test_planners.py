@@ -16,13 +16,14 @@ import pytest
 import placewise
 from oracles import brute_force
 from placewise import planners
-from placewise.driver import Budget, plan
-from placewise.errors import NoFeasiblePlan, Unsupported
+from placewise.driver import Budget, Context, plan
+from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
+from placewise.planners import local_search
 from placewise.planners.blocks import Blocks
-from placewise.planners.local_search import _Moves
+from placewise.planners.local_search import _BATCH, _Current, _Moves
 from placewise.planners.random_search import sample
 from placewise.problem import Execution
-from placewise.simulator import simulate, violations
+from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.arrays import upward_rank
 from problems import problem_of, random_problem
 
@@ -291,6 +292,30 @@ def test_fill_says_whether_everything_was_within_the_limits():
     assert not Blocks(problem).fill([0, 1], 1.5)[1]
 
 
+def test_blocks_leave_a_forbidden_device_out_and_go_on_past_it():
+    # 4 ops of 4 bytes; the fastest device is forbidden, the next one has room for 2 of them.
+    chain = [(0, 1), (1, 2), (2, 3)]
+    static = Execution(memory="static")
+    problem = problem_of(
+        np.ones((4, 1)) * [1.0, 2.0, 3.0],
+        chain,
+        resident=4.0,
+        memory=[100, 8, 100],
+        forbidden=("d0",),
+        execution=static,
+    )
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [1, 1, 2, 2]
+    assert not (plan(problem, "blocks-by-load").placement == 0).any()
+
+
+def test_blocks_count_every_tensor_of_a_sample_for_throughput():
+    # Each op holds 1 byte of weights and makes 3 bytes: 4 ops would need 16 bytes on one device of 15 (4 of headroom).
+    problem = problem_of(
+        np.ones((4, 2)), [(0, 1), (1, 2), (2, 3)], sizes=3.0, resident=1.0, memory=27.0, objective="throughput"
+    )
+    assert plan(problem, "blocks-by-memory").placement.tolist() == [0, 0, 0, 1]
+
+
 # ---- random ----------------------------------------------------------------------------------------------------------
 
 
@@ -436,25 +461,182 @@ def test_local_search_moves_connected_pieces():
     assert sizes >= {1, 2, 4, 8}
 
 
-def test_blocks_leave_a_forbidden_device_out_and_go_on_past_it():
-    # 4 ops of 4 bytes; the fastest device is forbidden, the next one has room for 2 of them.
-    chain = [(0, 1), (1, 2), (2, 3)]
-    static = Execution(memory="static")
-    problem = problem_of(
-        np.ones((4, 1)) * [1.0, 2.0, 3.0],
-        chain,
-        resident=4.0,
-        memory=[100, 8, 100],
-        forbidden=("d0",),
-        execution=static,
-    )
-    assert plan(problem, "blocks-by-memory").placement.tolist() == [1, 1, 2, 2]
-    assert not (plan(problem, "blocks-by-load").placement == 0).any()
+def neighbours(problem, placement, count=400):
+    """Distinct placements that a search would try next."""
+    rows, _ = _Moves(problem, np.random.default_rng(0)).batch(np.array(placement, np.int32), count)
+    return set(map(tuple, rows.tolist()))
 
 
-def test_blocks_count_every_tensor_of_a_sample_for_throughput():
-    # Each op holds 1 byte of weights and makes 3 bytes: 4 ops would need 16 bytes on one device of 15 (4 of headroom).
-    problem = problem_of(
-        np.ones((4, 2)), [(0, 1), (1, 2), (2, 3)], sizes=3.0, resident=1.0, memory=27.0, objective="throughput"
-    )
-    assert plan(problem, "blocks-by-memory").placement.tolist() == [0, 0, 0, 1]
+def test_local_search_swaps_what_it_cannot_move():
+    """Each device holds one of the ops; a third op may run anywhere but weighs too much to move."""
+    problem = problem_of(np.ones((3, 3)), resident=[4.0, 4.0, 9.0], memory=[4.0, 4.0, 9.0], execution=STATIC)
+    assert neighbours(problem, [0, 1, 2]) == {(1, 0, 2)}
+    assert neighbours(without(problem, (0, 1)), [0, 1, 2]) == set()
+    assert neighbours(without(problem, (1, 0)), [0, 1, 2]) == set()
+
+
+def test_local_search_keeps_resident_memory_or_makes_it_better():
+    """d0 has room for two of the ops, d1 for one."""
+    problem = problem_of(np.ones((3, 2)), resident=2.0, memory=[4.0, 2.0], execution=STATIC)
+    assert neighbours(problem, [0, 0, 1]) == {(1, 0, 0), (0, 1, 0)}  # a full device is not over-full
+    # From a placement that does not fit, what relieves the over-full device is tried even if it is still over-full.
+    assert neighbours(problem, [1, 1, 1]) == {(0, 1, 1), (1, 0, 1), (1, 1, 0)}
+    # Both are over-full: moving from one to the other would make the other worse.
+    tight = problem_of(np.ones((4, 2)), resident=2.0, memory=[3.0, 3.0], execution=STATIC)
+    assert neighbours(tight, [0, 0, 1, 1]) == {(1, 0, 0, 1), (1, 0, 1, 0), (0, 1, 0, 1), (0, 1, 1, 0)}
+
+
+def test_local_search_moves_groups_as_one_and_to_allowed_devices_only():
+    problem = problem_of(np.ones((4, 2)), [(0, 2), (2, 3)], group=[0, 0, -1, -1], pins={"op3": "d1"})
+    found = neighbours(problem, [0, 0, 0, 1])
+    assert found == {(1, 1, 0, 1), (0, 0, 1, 1), (1, 1, 1, 1)}  # the group, op2, both
+    assert neighbours(replace(problem, pins={f"op{i}": "d0" for i in range(4)}), [0, 0, 0, 0]) == set()
+
+
+def test_a_kick_moves_connected_pieces():
+    """Three chains of 50 ops; a piece has up to 32 ops of one chain."""
+    chains = [(50 * c + i, 50 * c + i + 1) for c in range(3) for i in range(49)]
+    problem = problem_of(np.ones((150, 3)), chains)
+    home = np.repeat(np.array([0, 1, 2], np.int32), 50)
+    moves = _Moves(problem, np.random.default_rng(0))
+    assert moves.kicked(home, 0).tolist() == home.tolist()
+    sizes = []
+    for _ in range(200):
+        kicked = moves.kicked(home, 1)
+        (changed,) = np.nonzero(kicked != home)
+        sizes.append(len(changed))
+        assert len(set(kicked[changed].tolist())) <= 1
+        assert (np.diff(changed) == 1).all()
+        assert len(set((changed // 50).tolist())) <= 1
+    assert set(sizes) == {0, 2, 4, 8, 16, 32}  # 0: the device that it chose was its own
+    assert max((moves.kicked(home, 4) != home).sum() for _ in range(50)) > 32
+    assert home.tolist() == [0] * 50 + [1] * 50 + [2] * 50
+
+
+def context(problem, **budget):
+    """As the driver hands it to a planner, but with a bound that proves nothing, so that the search goes on."""
+    limits = Budget(**budget)
+    return Context(problem=problem, planner="local-search", budget=limits, seed=0, bound=-1.0, on_progress=None)
+
+
+class Listening:
+    """Moves whose calls are written down."""
+
+    def __init__(self, monkeypatch):
+        self.batches, self.homes, self.kicks = 0, [], []
+
+        def batch(moves, placement, count, batch=_Moves.batch):
+            self.batches += 1
+            return batch(moves, placement, count)
+
+        def kicked(moves, placement, times, kicked=_Moves.kicked):
+            self.homes.append(placement.copy())
+            self.kicks.append(times)
+            return kicked(moves, placement, times)
+
+        monkeypatch.setattr(_Moves, "batch", batch)
+        monkeypatch.setattr(_Moves, "kicked", kicked)
+
+
+@pytest.mark.parametrize(("patience", "units", "batches"), [(1, 7, 1), (20, 8, 5), (20, 9, 6), (3, 64, 6)])
+def test_local_search_is_patient_and_gives_up_after_three_kicks(monkeypatch, patience, units, batches):
+    """Nothing takes any time, so nothing ever helps."""
+    heard = Listening(monkeypatch)
+    ctx = context(problem_of(np.zeros((units, 2))))
+    local_search.local_search(ctx.problem, ctx, patience=patience, kick=3)
+    assert heard.kicks == [3, 3, 3]
+    assert heard.batches == 4 * batches
+    assert batches * _BATCH >= patience * units > (batches - 1) * _BATCH
+    assert ctx.stopped == "finished"
+
+
+def test_local_search_kicks_from_the_best_place_that_it_knows(monkeypatch):
+    heard, improved = Listening(monkeypatch), 0
+    for seed in range(24):
+        heard.homes.clear()
+        problem = random_problem(np.random.default_rng(seed), max_ops=40, objective="throughput")
+        ctx = context(problem, evaluations=20_000)
+        local_search.local_search(problem, ctx, patience=1)
+        if not heard.homes:
+            continue
+        values = evaluate(problem, np.array(heard.homes)).value.tolist()
+        assert values == sorted(values, reverse=True)
+        assert values[-1] == pytest.approx(ctx.best_value, rel=1e-9)
+        assert len(set(values)) == 1 or len(values) > 3  # luck is followed by three more kicks
+        improved += len(set(values)) > 1
+    assert improved > 4
+
+
+class Given:
+    """Moves that always lead to the same placements."""
+
+    def __init__(self, start, *candidates):
+        self._rows = np.array(candidates, np.int32)
+        self._changed = [np.flatnonzero(row != start).tolist() for row in self._rows]
+
+    def batch(self, placement, count):
+        return self._rows[:count], self._changed[:count]
+
+
+@pytest.mark.parametrize("execution", [Execution(), Execution(concurrency="sequential")])
+def test_local_search_takes_the_best_of_a_batch_that_fits(execution):
+    """d0 is fast, but has no room for the scratch space of op0, which only a full evaluation knows."""
+    seconds = np.array([[1.0, 10.0, 5.0], [2.0, 10.0, 5.0]])
+    columns = {"scratch": [3.0, 1.0], "memory": [2.0, 9.0, 9.0], "sizes": 0.0}
+    problem = problem_of(seconds, [(0, 1)], execution=execution, **columns)
+    ctx = context(problem)
+    start = np.array([1, 1], np.int32)
+    current = _Current(problem, ctx, start)
+    assert current.value == 20.0
+    assert not current.improve(Given(start, [1, 1], [1, 1]))
+    assert not current.improve(Given(start, [0, 1], [0, 0]))  # 11 s and 3 s, if op0 had room for its scratch space
+    assert current.improve(Given(start, [2, 1], [0, 0], [1, 0], [1, 2]))  # 15, 3 (no room), 12 and 15 s
+    assert (current.placement.tolist(), current.value) == ([1, 0], 12.0)
+    current.move_to(np.array([0, 1], np.int32))  # no room: it stays
+    assert current.placement.tolist() == [1, 0]
+    current.move_to(np.array([2, 2], np.int32))
+    assert (current.placement.tolist(), current.value) == ([2, 2], 10.0)
+    assert current.improve(Given(current.placement, [2, 0]))
+    assert current.value == 7.0 == ctx.best_value
+
+
+# ---- what a plan says of itself --------------------------------------------------------------------------------------
+
+
+def test_no_plan_claims_a_bound_above_its_own_value(monkeypatch):
+    """A bound is right up to rounding, and a planner may be wrong about one."""
+    monkeypatch.setattr(planners, "_registered", dict(planners._registered))
+
+    @planners.planner("boastful")
+    def boastful(problem, ctx, *, claim: float = 0.0):
+        """One placement, and a claim that none is better than so many seconds."""
+        ctx.evaluate([0, 1, 1])
+        ctx.bound(claim)
+
+    problem = problem_of(np.ones((3, 2)))
+    for claim, bound, optimal in [
+        (1.75, 1.75, False),
+        (2.0, 2.0, True),
+        (2.0 * (1 + 1e-12), 2.0, True),
+        (3, 2.0, True),
+    ]:
+        found = plan(problem, "boastful", options={"claim": claim})
+        assert (found.value, found.lower_bound, found.is_optimal) == (2.0, bound, optimal)
+        assert found.gap == max(0.0, 1 - bound / 2.0)
+
+
+def test_a_plan_is_optimal_if_only_rounding_is_above_the_bound():
+    found = plan(problem_of(np.ones((3, 2))), "single")
+    assert replace(found, lower_bound=found.value * (1 - 1e-10)).is_optimal
+    assert not replace(found, lower_bound=found.value * (1 - 1e-8)).is_optimal
+
+
+def test_a_stored_value_may_differ_from_the_simulated_one_by_rounding_only(tmp_path):
+    found = plan(net(), "single")
+    for factor, fits in ((1 + 1e-10, True), (1 - 1e-10, True), (1 + 1e-8, False), (1 - 1e-8, False)):
+        replace(found, value=found.value * factor).save(tmp_path / "plan.json")
+        if fits:
+            assert placewise.Plan.load(tmp_path / "plan.json").placement.tolist() == found.placement.tolist()
+        else:
+            with pytest.raises(InvalidInput, match="was stored with value"):
+                placewise.Plan.load(tmp_path / "plan.json")

@@ -564,7 +564,7 @@ def test_local_search_kicks_from_the_best_place_that_it_knows(monkeypatch):
         assert values[-1] == pytest.approx(ctx.best_value, rel=1e-9)
         assert len(set(values)) == 1 or len(values) > 3  # luck is followed by three more kicks
         improved += len(set(values)) > 1
-    assert improved > 4
+    assert improved > 2
 
 
 class Given:

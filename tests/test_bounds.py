@@ -123,6 +123,36 @@ def test_weights_that_do_not_fit_the_fast_device_cost_time():
     assert lower_bound(one_by_one).value == pytest.approx(44.0) == brute_force(one_by_one)[0]
 
 
+def test_a_path_whose_ops_do_not_all_fit_where_they_are_fastest():
+    """A chain: half of it is off the fast device, and all of it runs one after the other."""
+    chain = [(i, i + 1) for i in range(7)]
+    tight = problem_of(np.ones((8, 1)) * [1.0, 10.0], chain, resident=1.0, sizes=0.0, memory=[4.0, math.inf])
+    expected = {"unit": 1.0, "area": 40.0, "path": 8.0, "path under memory": 4 * 1.0 + 4 * 10.0}
+    assert lower_bound(tight).parts == pytest.approx(expected)
+    assert lower_bound(tight).value == pytest.approx(brute_force(tight)[0])
+    roomy = replace(tight, cluster=tight.cluster.with_memory({"d0": 8.0}))
+    assert "path under memory" not in lower_bound(roomy).parts
+
+
+def test_the_heaviest_path_competes_with_everything_else_for_memory():
+    """op0 and op1 are the heavy path, op2 to op5 the long one. The fast device has room for one of the heavy ops."""
+    seconds = [[10.0, 90.0]] * 2 + [[1.0, 1.0]] * 4
+    edges = [(0, 1), (2, 3), (3, 4), (4, 5)]
+    columns = {"resident": [4.0, 4.0, 0.0, 0.0, 0.0, 0.0], "sizes": 0.0, "memory": [4.0, math.inf]}
+    problem = problem_of(seconds, edges, **columns)
+    assert lower_bound(problem).parts["path under memory"] == pytest.approx(10 + 90)
+    assert lower_bound(problem).value == pytest.approx(brute_force(problem)[0])
+    # Beside the path, an op that may run on the fast device only takes the room of both.
+    seconds[2] = [1.0, math.inf]
+    crowded = problem_of(seconds, edges, **columns | {"resident": [4.0, 4.0, 1.0, 0.0, 0.0, 0.0]})
+    assert brute_force(crowded)[0] == 180.0
+    assert lower_bound(crowded).parts["path under memory"] == pytest.approx(3 / 4 * 10 + 5 / 4 * 90)  # cut up
+    # A fork: the heavier of its branches goes on the path.
+    fork = problem_of([[10.0, 90.0], [1.0, 1.0], [10.0, 90.0]], [(0, 1), (0, 2)],
+                      resident=[4.0, 0.0, 4.0], sizes=0.0, memory=[4.0, math.inf])  # fmt: skip
+    assert lower_bound(fork).parts["path under memory"] == pytest.approx(100.0)
+
+
 def test_a_unit_that_does_not_fit_the_fast_device_runs_elsewhere():
     problem = problem_of([[1.0, 10.0]], resident=3.0, memory=[2.0, 4.0])
     assert lower_bound(problem).parts["unit"] == pytest.approx(10.0)

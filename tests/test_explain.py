@@ -7,7 +7,7 @@ from placewise.cluster import Cluster, Device, Link, full_mesh
 from placewise.costs import Costs
 from placewise.graph import Graph, GraphBuilder
 from placewise.problem import Execution, Problem
-from placewise.report.explain import critical_chain, explain, moves_of, pipeline_loads
+from placewise.report.explain import Moved, Run, critical_chain, explain, moves_of, pipeline_loads
 from placewise.simulator import simulate, violations
 from placewise.simulator.arrays import priority_order
 
@@ -34,9 +34,27 @@ def test_a_chain_over_two_devices_is_compute_and_transfer():
     why = explain(simulate(problem, [0, 1]))
     assert why.by_kind == {"compute": 3.0, "transfer": 3.0, "waiting for device": 0.0, "waiting for channel": 0.0}
     assert list(why.by_module) == ["net.*"]
-    assert why.busiest_device == ("b", 2.0)
-    assert why.busiest_channel == ("a->b", 3.0)
+    assert why.verdict == "transfer a->b is 50% of the chain of steps that ends last."
+    assert why.runs == (Run("a", 1, "x", "x"), Run("b", 1, "y", "y"))
+    assert why.transfers == (Moved("x", "y", "a->b", 3.0, 3.0),)
+    assert [(s.first, s.last, s.seconds) for s in why.stretches] == [("x", "x", 1.0), ("x", "x", 3.0), ("y", "y", 2.0)]
     assert not why.loads
+
+
+def test_runs_and_transfers_are_named():
+    """Three ops here, two there, one here again; the first output is the largest that moves."""
+    build = GraphBuilder("line")
+    tensor = ()
+    for i, size in enumerate([1.0, 1.0, 8.0, 1.0, 2.0, 0.0]):
+        tensor = build.op(f"op{i}", kind="op", inputs=tensor, outputs=[size])
+    cluster = full_mesh([Device("a", memory=100.0), Device("b", memory=10.0)], bandwidth=1.0)
+    why = explain(simulate(a_problem(build.graph(), np.ones((6, 2)), cluster), [0, 0, 0, 1, 1, 0]))
+    assert why.runs == (Run("a", 3, "op0", "op2"), Run("b", 2, "op3", "op4"), Run("a", 1, "op5", "op5"))
+    assert [(moved.tensor, moved.reader, moved.bytes) for moved in why.transfers] == [
+        ("op2", "op3", 8.0),
+        ("op4", "op5", 2.0),
+    ]
+    assert why.verdict.startswith("transfer a->b is 50% of the chain")
 
 
 def test_a_wait_for_the_device_names_who_had_it():
@@ -189,6 +207,12 @@ def test_a_move_that_breaks_a_constraint_says_which():
     assert crowded.problem == violations(problem, [0, 0])[0]
     assert current.value == 1.0
     assert "may not run on b" in moves_of(timeline, 0)[1].problem
+
+
+def test_a_full_memory_is_told():
+    graph = Graph.create(op_names=["x", "y"], resident=[6.0, 6.0])
+    why = explain(simulate(a_problem(graph, np.ones((2, 2)), two_devices(memory=12.0)), [0, 0]))
+    assert why.verdict.endswith("Hardly any more fits into the memory of a.")
 
 
 def test_nothing_to_do():

@@ -18,7 +18,7 @@ from placewise.graph import Ints
 from placewise.importers import dnn_partitioning, instances
 from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.arrays import upward_rank
-from placewise.simulator.evaluation import throughput_loads
+from placewise.simulator.throughput import throughput_loads
 
 Pair = tuple[float, float]
 

@@ -127,7 +127,7 @@ def moved(placement, op):
 def never_started(current):
     """[D] seconds of work that the last row of a probe had left when it ended or was dropped."""
     names = list(inspect.signature(kernel.run.py_func).parameters)
-    return current._room[False][names.index("work_left") - names.index("place")]
+    return current._prober._room[names.index("work_left") - names.index("place")]
 
 
 @pytest.mark.parametrize(("changed", "first"), [(639, 630), (500, 490), (491, 490), (490, 480), (15, 10), (5, 0)])

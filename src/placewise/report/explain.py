@@ -1,4 +1,5 @@
-"""What limits a plan: the chain of work and waits that ends last, the loads that set the pace, what a move would give.
+"""What limits a plan: the chain of work and waits that ends last, the loads that set the pace, what a move would give;
+and what the plan is: which ops are where, and what moves between them.
 
 Everything here is read off a `Timeline`; nothing is planned.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -14,10 +16,11 @@ import numpy as np
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
 from placewise.simulator.bounds import lower_bound
-from placewise.simulator.evaluation import throughput_loads
+from placewise.simulator.throughput import throughput_loads
 
 KINDS: Final = ("compute", "transfer", "waiting for device", "waiting for channel")
 MAX_MODULES: Final = 12
+NEARLY_FULL: Final = 0.95  # of a device's memory
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,29 @@ class Stretch:
     start: float
     seconds: float
     steps: int
+    first: str  # op
+    last: str  # op
+
+
+@dataclass(frozen=True)
+class Run:
+    """Ops on one device that follow each other in the dataflow order; what is stored takes no part in it."""
+
+    device: str
+    ops: int
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A transfer, by the op whose output moves and the op that it is sent for."""
+
+    tensor: str
+    reader: str
+    where: str  # "source->target"
+    bytes: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -65,38 +91,91 @@ class Load:
 class Explanation:
     """What limits a plan. A pipeline is limited by its loads, a single run by its chain; the other is empty."""
 
+    verdict: str  # in a sentence or two
+    runs: tuple[Run, ...]  # where the ops are, in dataflow order
+    transfers: tuple[Moved, ...]  # the largest first
     chain: tuple[Step, ...]
     by_kind: dict[str, float]
     by_module: dict[str, dict[str, float]]
     stretches: tuple[Stretch, ...]
     loads: tuple[Load, ...]
-    busiest_device: tuple[str, float]  # and its seconds
-    busiest_channel: tuple[str, float]  # ("", 0) where nothing moves
     bound_parts: dict[str, float]
 
 
 def explain(timeline: Timeline) -> Explanation:
     """Why the plan is not faster."""
-    problem, cluster = timeline.problem, timeline.problem.cluster
-    pipelined = problem.objective == "throughput"
+    pipelined = timeline.problem.objective == "throughput"
     chain = () if pipelined else tuple(critical_chain(timeline))
+    loads = tuple(pipeline_loads(timeline)) if pipelined else ()
     by_kind = dict.fromkeys(KINDS, 0.0)
     for step in chain:
         by_kind[step.kind] += step.seconds
-    device = int(timeline.busy.argmax())
-    channel = int(timeline.channel_busy.argmax()) if len(timeline.transfers) else None
     return Explanation(
+        verdict=_verdict(timeline, chain, loads),
+        runs=tuple(_runs(timeline)),
+        transfers=tuple(_largest_transfers(timeline)),
         chain=chain,
         by_kind=by_kind,
         by_module=_by_module(timeline, chain),
-        stretches=tuple(_stretches(chain)),
-        loads=tuple(pipeline_loads(timeline)) if pipelined else (),
-        busiest_device=(cluster.device_names[device], float(timeline.busy[device])),
-        busiest_channel=("", 0.0)
-        if channel is None
-        else (cluster.channels[channel], float(timeline.channel_busy[channel])),
-        bound_parts={name: float(seconds) for name, seconds in lower_bound(problem).parts.items()},
+        stretches=tuple(_stretches(timeline, chain)),
+        loads=loads,
+        bound_parts={name: float(seconds) for name, seconds in lower_bound(timeline.problem).parts.items()},
     )
+
+
+def in_words(kind: str, where: str) -> str:
+    """What a step of the chain is, and where."""
+    return {
+        "compute": f"compute on {where}",
+        "transfer": f"transfer {where}",
+        "waiting for device": f"wait for {where}",
+        "waiting for channel": f"wait for {where}",
+    }[kind]
+
+
+def _verdict(timeline: Timeline, chain: tuple[Step, ...], loads: tuple[Load, ...]) -> str:
+    said = []
+    if loads:
+        pace = max(loads, key=lambda load: load.total)
+        what = "compute" if pace.compute >= pace.transfer else "transfers"
+        said.append(f"{pace.where} sets the pace, mostly by its {what}.")
+    elif chain:
+        sums: dict[tuple[str, str], float] = {}
+        for step in chain:
+            sums[step.kind, step.where] = sums.get((step.kind, step.where), 0.0) + step.seconds
+        most = max(sums, key=lambda key: sums[key])
+        share = sums[most] / sum(sums.values())
+        said.append(f"{in_words(*most)} is {share:.0%} of the chain of steps that ends last.")
+    full = timeline.peak > NEARLY_FULL * timeline.problem.capacity
+    names = [timeline.problem.cluster.device_names[d] for d in np.flatnonzero(full)]
+    if names:
+        said.append(f"Hardly any more fits into the memory of {' and '.join(names)}.")
+    return " ".join(said)
+
+
+# ---- what the plan is ------------------------------------------------------------------------------------------------
+
+
+def _runs(timeline: Timeline) -> Iterator[Run]:
+    graph, devices = timeline.problem.graph, timeline.problem.cluster.device_names
+    order = graph.topological_order
+    order = order[~graph.is_stored[order]]
+    placed = timeline.placement[order]
+    ends = np.flatnonzero(np.diff(placed, append=-1)).tolist()
+    first = 0
+    for last in ends:
+        names = (graph.op_names[order[first]], graph.op_names[order[last]])
+        yield Run(devices[placed[first]], last - first + 1, *names)
+        first = last + 1
+
+
+def _largest_transfers(timeline: Timeline) -> Iterator[Moved]:
+    graph, moving = timeline.problem.graph, timeline.transfers
+    sizes = graph.tensor_bytes[moving.tensor]
+    for i in np.argsort(-sizes, kind="stable").tolist():
+        step = _transfer(timeline, i)
+        names = (graph.op_names[step.op], graph.op_names[moving.reader[i]])
+        yield Moved(*names, step.where, float(sizes[i]), step.seconds)
 
 
 # ---- the chain -------------------------------------------------------------------------------------------------------
@@ -211,15 +290,12 @@ def _previous_on_channel(timeline: Timeline, i: int) -> int | None:
 # ---- sums over the chain ---------------------------------------------------------------------------------------------
 
 
-def _stretches(chain: tuple[Step, ...]) -> list[Stretch]:
-    found: list[Stretch] = []
-    for step in chain:
-        if found and (found[-1].kind, found[-1].where) == (step.kind, step.where):
-            last = found.pop()
-            found.append(Stretch(last.kind, last.where, last.start, last.seconds + step.seconds, last.steps + 1))
-        else:
-            found.append(Stretch(step.kind, step.where, step.start, step.seconds, 1))
-    return found
+def _stretches(timeline: Timeline, chain: tuple[Step, ...]) -> Iterator[Stretch]:
+    names = timeline.problem.graph.op_names
+    for (kind, where), group in groupby(chain, key=lambda step: (step.kind, step.where)):
+        steps = list(group)
+        seconds = sum(step.seconds for step in steps)
+        yield Stretch(kind, where, steps[0].start, seconds, len(steps), names[steps[0].op], names[steps[-1].op])
 
 
 def _by_module(timeline: Timeline, chain: tuple[Step, ...]) -> dict[str, dict[str, float]]:

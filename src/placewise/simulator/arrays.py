@@ -30,6 +30,8 @@ class Arrays(NamedTuple):
     bytes: NDArray[np.float64]  # [T]
     consumer_ptr: NDArray[np.uint32]  # [T + 1]
     consumer: NDArray[np.uint32]  # [E] by priority within a tensor
+    edge_ptr: NDArray[np.uint32]  # [N + 1] the edges from each op
+    edge_tensor: NDArray[np.uint32]  # [E]
     input_ptr: NDArray[np.uint32]  # [N + 1]
     input: NDArray[np.uint32]  # [E] tensors read by each op
     producer: NDArray[np.uint32]  # [T]
@@ -173,6 +175,7 @@ def _build(problem: Problem, order: Ints) -> Arrays:
     queues = problem.execution.contention == "channel"
     private = queues and all(len(link.via) == 0 for link in cluster.links)
     via = [cluster.channels_of.get(pair, ()) if queues else () for pair in pairs]
+    tensor_ptr, consumer_ptr = _pointer(number[graph.tensor_producer], n), _pointer(edge_tensor, t)
     return Arrays(
         op=_u32(order),
         seconds=np.where(np.isfinite(problem.seconds), problem.seconds, 0.0)[order].ravel(),
@@ -180,11 +183,13 @@ def _build(problem: Problem, order: Ints) -> Arrays:
         sources=_u32(np.flatnonzero((num_inputs == 0) & ~stored)),
         stored=_u32(np.flatnonzero(stored)),
         model=_u32(graph.model[order]),
-        tensor_ptr=_pointer(number[graph.tensor_producer], n),
+        tensor_ptr=tensor_ptr,
         tensor=_u32(tensor),
         bytes=graph.tensor_bytes[tensor],
-        consumer_ptr=_pointer(edge_tensor, t),
+        consumer_ptr=consumer_ptr,
         consumer=_u32(consumer[by_tensor]),
+        edge_ptr=consumer_ptr[tensor_ptr],
+        edge_tensor=_u32(edge_tensor[by_tensor]),
         input_ptr=_pointer(consumer, n),
         input=_u32(edge_tensor[by_consumer]),
         producer=_u32(number[graph.tensor_producer][tensor]),

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from placewise.graph import Ints
 from placewise.problem import Problem
 from placewise.simulator.arrays import arrays_for
-from placewise.simulator.evaluation import NO_LOG, Log, num_models
+from placewise.simulator.engine import Engine, Part, num_models
 
-_U = np.uint64
 _CHECKPOINTS = 64
 
 
@@ -26,17 +25,10 @@ class Incremental:
     """A placement that changes step by step, for the objectives `latency` and `completion` of a parallel engine."""
 
     def __init__(self, problem: Problem, placement: Ints) -> None:
-        from placewise.simulator import kernel
-
         self.problem = problem
-        self._kernel = kernel
         self._arrays = arrays = arrays_for(problem)
-        given = arrays._asdict()
-        del given["tensor"]
-        n, d, channels = problem.num_ops, problem.num_devices, arrays.num_channels
-        models = num_models(problem)
-        self._problem_arguments = (*given.values(), _U(d), _U(channels), _U(models))
-        self._room = {track: kernel.workspace(arrays, d, models, track) for track in (False, True)}
+        self._recorder, self._prober = (Engine(problem, arrays, record=record) for record in (True, False))
+        n, d, channels, models = problem.num_ops, problem.num_devices, arrays.num_channels, num_models(problem)
         self._number = np.empty(n, np.int64)
         self._number[arrays.op] = np.arange(n)
         # Streamed parameters make the past depend on the future: fetches are windows over what is to come.
@@ -44,27 +36,26 @@ class Incremental:
         self._spacing = max(1, -(-n // _CHECKPOINTS))
         words = (n + 63) // 64
         saved = -(-n // self._spacing) + 1
-        self._checkpoints = (
-            np.zeros((saved, 2 * n + d + channels + models)),
-            np.zeros((saved, 2 * n + 2 * d + 1), np.int32),
-            np.zeros((saved, d * words + d * ((words + 63) // 64 + 1)), np.uint64),
+        self._part = Part(
+            save_float=np.zeros((saved, 2 * n + d + channels + models)),
+            save_int=np.zeros((saved, 2 * n + 2 * d + 1), np.int32),
+            save_word=np.zeros((saved, d * words + d * ((words + 63) // 64 + 1)), np.uint64),
+            sequence=np.zeros(n, np.uint32),  # completions before each op's, by the kernel's numbers
         )
-        self._sequence = np.zeros(n, np.uint32)  # completions before each op's, by the kernel's numbers
-        self._log = Log.create(problem)
-        self._tail = np.zeros(n)
         self.accept(placement)
 
     def accept(self, placement: Ints) -> float:
         """Make a placement the current one; returns its value. `peak` then holds its memory [D]."""
+        from placewise.simulator import kernel
+
         self.placement = np.array(placement, np.int32)
         value, peak = np.empty(1), np.zeros((1, self.problem.num_devices))
-        record = (peak, *self._log)
-        self._run(self.placement[None], value, record, np.inf, np.zeros(1, np.uint64), np.full(1, -1), self._spacing)
+        self._recorder.run(self.placement[None], value, peak, self._part._replace(save_every=self._spacing))
         self.value, self.peak = float(value[0]), peak[0]
         a = self._arrays
-        self._tail = self._kernel.tails(
+        self._tail = kernel.tails(
             a.op, a.seconds, a.tensor_ptr, a.bytes, a.consumer_ptr, a.consumer, a.latency, a.per_byte,
-            _U(self.problem.num_devices), self.placement,
+            np.uint64(self.problem.num_devices), self.placement,
         )  # fmt: skip
         return self.value
 
@@ -81,26 +72,10 @@ class Incremental:
             first[b] = numbers.max(initial=-1) + 1
         values = np.empty(len(placements))
         limit = cutoff * (1 - 1e-12)  # a device that is never idle meets the cutoff only up to rounding
-        self._run(placements, values, (None, *NO_LOG), limit, first, resume, 0)
+        part = self._part._replace(cutoff=limit, tail=self._tail, tail_from=first, resume=resume)
+        self._prober.run(placements, values, part=part)
         values[values >= limit] = np.inf
         return values
-
-    def _run(
-        self,
-        rows: NDArray[np.int32],
-        values: NDArray[np.float64],
-        record: tuple[object, ...],
-        cutoff: float,
-        first: NDArray[np.uint64],
-        resume: NDArray[np.int64],
-        spacing: int,
-    ) -> None:
-        execution = self.problem.execution
-        how = (False, execution.sends == "edge", _U(execution.prefetch))
-        self._kernel.run(
-            *self._problem_arguments, *self._room[record[0] is not None], rows, *how, values, *record,
-            cutoff, self._tail, first, resume, _U(spacing), *self._checkpoints, self._sequence,
-        )  # fmt: skip
 
     def _last_checkpoint_before(self, numbers: NDArray[np.int64]) -> int:
         """The last checkpoint at which none of the ops had an input booked; -1 = none."""
@@ -111,5 +86,5 @@ class Incremental:
             inputs = a.input[a.input_ptr[i] : a.input_ptr[i + 1]]
             if not len(inputs):
                 return -1
-            first = min(first, int(self._sequence[a.producer[inputs]].min()))
+            first = min(first, int(self._part.sequence[a.producer[inputs]].min()))
         return first // self._spacing

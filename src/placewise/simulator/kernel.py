@@ -3,9 +3,9 @@
 How it works. Ops are numbered by priority (arrays.py). When an op finishes, each of its output tensors is sent to each
 device that reads it; a transfer takes the first moment at which all its channels are free, so its arrival is known at
 once, and a reader can start at `ready[reader]` as soon as its last input is booked. Until its device takes it, the
-reader waits in the device's *ready* bitmap (if it will be ready when the device next looks) or in its *pending* heap. A
-device has one next event: the end of what it runs, or the arrival of its earliest pending op. Devices and channels are
-served in event time; simultaneous completions are processed by priority before any op starts.
+reader waits in the device's *ready* bitmap (if it will be ready when the device next looks) or in its *pending* queue.
+A device has one next event: the end of what it runs, or the arrival of its earliest pending op. Devices and channels
+are served in event time; simultaneous completions are processed by priority before any op starts.
 
 How it is written. Numba's disk cache does not notice edits to functions compiled in *other* files, so everything is in
 this one. Loops are plain, arrays are flat and passed one by one: code that allocates, or reads arrays out of tuples,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 U = np.uint64
 INF = np.inf
-ZERO, ONE, TWO, THREE, SIX, LOW6, PAD = U(0), U(1), U(2), U(3), U(6), U(63), U(8)
+ZERO, ONE, TWO, SIX, LOW6 = U(0), U(1), U(2), U(6), U(63)
 
 
 @njit(cache=True, nogil=True)
@@ -56,55 +56,18 @@ def _lowest_bit(typing_context, word):
 
 
 @njit(cache=True, nogil=True, forceinline=True, _nrt=False)
-def _push(keys, values, sizes, base, owner, key, value):
-    """Into a 4-ary heap that starts at `base`."""
-    i = sizes[owner]
-    sizes[owner] = i + ONE
-    while i > ZERO:
-        parent = (i - ONE) >> TWO
-        above = keys[base + parent]
-        if above <= key:
-            break
-        keys[base + i] = above
-        values[base + i] = values[base + parent]
-        i = parent
-    keys[base + i] = key
-    values[base + i] = value
+def _insert(keys, values, end, key, value):
+    """Into a sorted queue whose infinite last key is at `end`.
 
-
-@njit(cache=True, nogil=True, forceinline=True, _nrt=False)
-def _pop(keys, values, sizes, base, owner):
-    """Remove and return the value with the least key; unused slots hold infinity, so four children always compare."""
-    top = U(values[base])
-    last = sizes[owner] - ONE
-    sizes[owner] = last
-    key = keys[base + last]
-    value = values[base + last]
-    keys[base + last] = INF
-    if last > ZERO:
-        i = ZERO
-        while True:
-            child = (i << TWO) + ONE
-            if child >= last:
-                break
-            k0 = keys[base + child]
-            k1 = keys[base + child + ONE]
-            k2 = keys[base + child + TWO]
-            k3 = keys[base + child + THREE]
-            left = child + ONE if k1 < k0 else child
-            least_left = k1 if k1 < k0 else k0
-            right = child + THREE if k3 < k2 else child + TWO
-            least_right = k3 if k3 < k2 else k2
-            least = least_right if least_right < least_left else least_left
-            if least >= key:
-                break
-            chosen = right if least_right < least_left else left
-            keys[base + i] = least
-            values[base + i] = values[base + chosen]
-            i = chosen
-        keys[base + i] = key
-        values[base + i] = value
-    return top
+    What is booked later mostly arrives later, so that a step or two from the end is enough; a heap costs more.
+    """
+    keys[end + ONE] = INF
+    while keys[end - ONE] > key:
+        keys[end] = keys[end - ONE]
+        values[end] = values[end - ONE]
+        end -= ONE
+    keys[end] = key
+    values[end] = value
 
 
 @njit(cache=True, nogil=True, forceinline=True, _nrt=False)
@@ -132,26 +95,28 @@ def _occupy(until, link, free, shared, via_ptr, via):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def _peak_memory(
-    tensor_ptr, size, consumer_ptr, input_ptr, inputs, resident, scratch, stored, num_devices, per_edge, place,
-    start, finish, sends, sent_tensor, sent_reader, sent_link, sent_start, sent_end, room, peak,
+    tensor_ptr, size, consumer_ptr, input_ptr, inputs, producer, resident, scratch, stored, num_devices, per_edge,
+    place, start, finish, sends, sent_tensor, sent_reader, sent_start, sent_end, room, peak,
 ):  # fmt: skip
     """Set peak[d] to the most bytes held at one instant, from the times of a run.
 
-    A holding occupies [from, to): at any instant, what ends makes room before what begins. Sorting all beginnings and
-    ends would cost more than the run itself. So they are added up in buckets of time; the level between buckets is
-    exact, and only buckets that might rise above the highest such level are sorted.
+    A holding (a tensor where it is made, scratch space, a received copy) occupies [from, to): at any instant, what ends
+    makes room before what begins. Sorting all beginnings and ends would cost more than the run itself. So they are
+    added up in buckets of time; the level between buckets is exact, and only buckets that might rise above the highest
+    such level are sorted.
     """
     (
-        since, until, amount, where, since_bucket, until_bucket, last_read, last_send, opened, closed, first_event,
+        last_read, last_use, opened, closed, begins_in, ends_in, first_event,
         event_time, event_change, event_bucket, sorted_time, sorted_change,
     ) = room  # fmt: skip
-    n, num_tensors, buckets = U(len(place)), U(len(size)), (U(len(opened)) - ONE) // num_devices
+    n, num_tensors, nowhere = U(len(place)), U(len(size)), U(len(opened)) - ONE
+    buckets = nowhere // num_devices
 
     # When each tensor is last read on each device, and last sent; stored ones are resident and not counted here.
     for i in range(num_tensors * num_devices):
         last_read[i] = 0.0
     for k in range(num_tensors):
-        last_send[k] = 0.0
+        last_use[k] = 0.0
     end = 0.0
     for i in range(n):
         d = U(place[i])
@@ -162,100 +127,105 @@ def _peak_memory(
             last_read[at] = done if done > last_read[at] else last_read[at]
     for q in range(sends):
         k = U(sent_tensor[q])
-        last_send[k] = sent_end[q] if sent_end[q] > last_send[k] else last_send[k]
+        last_use[k] = sent_end[q] if sent_end[q] > last_use[k] else last_use[k]
     for s in range(len(stored)):
         i = U(stored[s])
         for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
-            last_send[k] = -1.0
+            last_use[k] = -1.0
 
-    # The holdings: outputs, received copies, scratch space.
-    held = ZERO
-    for i in range(n):
-        d = U(place[i])
-        for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
-            gone = last_read[k * num_devices + d]
-            gone = last_send[k] if last_send[k] > gone else gone
-            gone = INF if consumer_ptr[k] == consumer_ptr[k + ONE] else gone  # a result is kept
-            since[held] = start[i]
-            until[held] = gone
-            amount[held] = size[k]
-            where[held] = d
-            held += ONE if last_send[k] >= 0.0 and gone > start[i] else ZERO
-        since[held] = start[i]
-        until[held] = finish[i]
-        amount[held] = scratch[i]
-        where[held] = d
-        held += ONE if scratch[i] > 0.0 and finish[i] > start[i] else ZERO
-    for q in range(sends):
-        k = U(sent_tensor[q])
-        d = U(sent_link[q]) % num_devices
-        gone = finish[U(sent_reader[q])] if per_edge else last_read[k * num_devices + d]
-        since[held] = sent_start[q]
-        until[held] = gone
-        amount[held] = size[k]
-        where[held] = d
-        held += ONE if gone > sent_start[q] else ZERO
-
-    # Buckets, and the level at the end of each.
+    # Beginnings and ends by buckets. Holdings are numbered: tensors, scratch of ops, transfers.
     scale = np.float64(buckets - ONE) / end if end > 0.0 else 0.0
-    for i in range(num_devices * buckets + ONE):
+    for i in range(nowhere + ONE):
         opened[i] = 0.0
         closed[i] = 0.0
-    for i in range(held):
-        base = U(where[i]) * buckets
-        begins = base + U(np.int64(since[i] * scale))
-        opened[begins] += amount[i]
-        since_bucket[i] = begins
-        ends = num_devices * buckets  # one bucket past the last, for what never ends
-        if until[i] < INF:
-            ends = base + U(np.int64(until[i] * scale))
-        closed[ends] += amount[i]
-        until_bucket[i] = ends
     for d in range(num_devices):
         peak[d] = 0.0
     for i in range(n):
-        peak[U(place[i])] += resident[i]
+        d = U(place[i])
+        peak[d] += resident[i]
+        first = d * buckets + U(np.int64(start[i] * scale))
+        for k in range(U(tensor_ptr[i]), U(tensor_ptr[i + ONE])):
+            gone = last_read[k * num_devices + d]
+            gone = last_use[k] if last_use[k] > gone else gone
+            kept = consumer_ptr[k] == consumer_ptr[k + ONE]  # a result stays to the end
+            held = last_use[k] >= 0.0 and (kept or gone > start[i])
+            last_use[k] = gone
+            begins_in[k] = first if held else nowhere
+            ends_in[k] = d * buckets + U(np.int64(gone * scale)) if held and not kept else nowhere
+            opened[U(begins_in[k])] += size[k]
+            closed[U(ends_in[k])] += size[k]
+        h = num_tensors + i
+        held = finish[i] > start[i]
+        begins_in[h] = first if held else nowhere
+        ends_in[h] = d * buckets + U(np.int64(finish[i] * scale)) if held else nowhere
+        opened[U(begins_in[h])] += scratch[i]
+        closed[U(ends_in[h])] += scratch[i]
+    for q in range(sends):
+        k = U(sent_tensor[q])
+        d = U(place[U(sent_reader[q])])
+        gone = finish[U(sent_reader[q])] if per_edge else last_read[k * num_devices + d]
+        h = num_tensors + n + q
+        held = gone > sent_start[q]
+        begins_in[h] = d * buckets + U(np.int64(sent_start[q] * scale)) if held else nowhere
+        ends_in[h] = d * buckets + U(np.int64(gone * scale)) if held else nowhere
+        opened[U(begins_in[h])] += size[k]
+        closed[U(ends_in[h])] += size[k]
+
+    # The level after each bucket. A bucket is in doubt if its beginnings alone would raise the level above all those;
+    # it is marked by the level before it.
     for d in range(num_devices):
-        level = first = peak[d]
+        level = before = peak[d]
         for i in range(d * buckets, (d + ONE) * buckets):
             level += opened[i] - closed[i]
             peak[d] = level if level > peak[d] else peak[d]
-        # A bucket is in doubt if its beginnings alone would raise the level above the peak so far. Mark it by its
-        # level at the beginning.
-        level = first
+        level = before
         for i in range(d * buckets, (d + ONE) * buckets):
             before = level
             level += opened[i] - closed[i]
             opened[i] = before if before + opened[i] > peak[d] and closed[i] > 0.0 else -1.0
-    opened[num_devices * buckets] = -1.0
+    opened[nowhere] = -1.0
 
     # The events of buckets in doubt, sorted by bucket, then by time with ends before beginnings.
     events = ZERO
-    for i in range(held):
-        if opened[U(since_bucket[i])] >= 0.0:
-            event_time[events] = since[i]
-            event_change[events] = amount[i]
-            event_bucket[events] = since_bucket[i]
+    for h in range(num_tensors + n + sends):
+        begins, ends = opened[U(begins_in[h])] >= 0.0, opened[U(ends_in[h])] >= 0.0
+        if not (begins | ends):
+            continue
+        if h < num_tensors:
+            since, until, amount = start[U(producer[h])], last_use[h], size[h]
+        elif h < num_tensors + n:
+            i = h - num_tensors
+            since, until, amount = start[i], finish[i], scratch[i]
+        else:
+            q = h - num_tensors - n
+            k = U(sent_tensor[q])
+            reader = U(sent_reader[q])
+            until = finish[reader] if per_edge else last_read[k * num_devices + U(place[reader])]
+            since, amount = sent_start[q], size[k]
+        if begins:
+            event_time[events] = since
+            event_change[events] = amount
+            event_bucket[events] = begins_in[h]
             events += ONE
-        if opened[U(until_bucket[i])] >= 0.0:
-            event_time[events] = until[i]
-            event_change[events] = -amount[i]
-            event_bucket[events] = until_bucket[i]
+        if ends:
+            event_time[events] = until
+            event_change[events] = -amount
+            event_bucket[events] = ends_in[h]
             events += ONE
     if events == ZERO:
         return
-    for i in range(num_devices * buckets + TWO):
+    for i in range(nowhere + TWO):
         first_event[i] = ZERO
     for j in range(events):
         first_event[U(event_bucket[j]) + TWO] += ONE
-    for i in range(num_devices * buckets):
+    for i in range(nowhere):
         first_event[i + TWO] += first_event[i + ONE]
     for j in range(events):
         i = U(event_bucket[j]) + ONE
         sorted_time[first_event[i]] = event_time[j]
         sorted_change[first_event[i]] = event_change[j]
         first_event[i] += ONE
-    for i in range(num_devices * buckets):
+    for i in range(nowhere):
         level = opened[i]
         if level < 0.0:
             continue
@@ -300,7 +270,6 @@ def workspace(arrays: Arrays, num_devices: int, num_models: int, track: bool) ->
     summary = np.zeros((d, summaries + 1), np.uint64)
     summary[:, -1] = 1  # a sentinel, so that a search for a bit always ends
     streams = len(arrays.stored) > 0
-    edge_tensor = np.repeat(np.arange(len(arrays.bytes), dtype=np.uint32), np.diff(arrays.consumer_ptr))
     return (
         np.empty(n, np.uint16),  # place
         np.empty(n),  # duration
@@ -308,9 +277,11 @@ def workspace(arrays: Arrays, num_devices: int, num_models: int, track: bool) ->
         np.empty(n),  # ready: when the inputs booked so far are all there
         np.zeros(d * words, np.uint64),  # bits: ready ops of each device
         summary.ravel(),  # which words hold a bit
-        np.full(d * (n + 8), INF),  # heap_key: pending ops of each device by ready time
-        np.empty(d * (n + 8), np.uint32),  # heap_op
-        np.zeros(d, np.uint64),  # heap_size
+        # pending ops of each device, a queue sorted by ready time, between keys of -1 and infinity
+        np.full(d * (n + 2), -1.0),  # pending_at
+        np.empty(d * (n + 2), np.uint32),  # pending_op
+        np.empty(d, np.uint64),  # pending_first
+        np.empty(d, np.uint64),  # pending_end
         np.empty(d),  # event: next event of each device
         np.empty(d, np.uint64),  # running: what it runs; n = idle
         np.empty(d),  # work_left: time of its ops that have not started
@@ -325,7 +296,6 @@ def workspace(arrays: Arrays, num_devices: int, num_models: int, track: bool) ->
         # streamed parameters: the edges to fetch for each op (a list), the streamed consumers of each device
         np.empty(n if streams else 0, np.int64),  # fetch_first
         np.empty(edges if streams else 0, np.int64),  # fetch_next
-        edge_tensor if streams else np.empty(0, np.uint32),
         np.zeros(d + 1, np.uint32),  # stream_ptr
         np.empty(n if streams else 0, np.uint32),  # stream
         np.empty(n if streams else 0, np.uint32),  # stream_at
@@ -336,19 +306,15 @@ def workspace(arrays: Arrays, num_devices: int, num_models: int, track: bool) ->
 
 def memory_workspace(n: int, num_tensors: int, num_edges: int, num_devices: int) -> tuple[Any, ...]:
     """Room for `_peak_memory`."""
-    holdings = n + num_tensors + num_edges + 1
-    buckets = num_devices * (n // 8 + 16)
+    holdings = n + num_tensors + num_edges
+    buckets = num_devices * (n // 4 + 16)
     return (
-        np.empty(holdings),  # since
-        np.empty(holdings),  # until
-        np.empty(holdings),  # amount
-        np.empty(holdings, np.uint32),  # where
-        np.empty(holdings, np.uint32),  # since_bucket
-        np.empty(holdings, np.uint32),  # until_bucket
         np.empty(num_tensors * num_devices),  # last_read
-        np.empty(num_tensors),  # last_send
+        np.empty(num_tensors),  # last_use
         np.empty(buckets + 1),  # opened
         np.empty(buckets + 1),  # closed
+        np.empty(holdings, np.uint32),  # begins_in
+        np.empty(holdings, np.uint32),  # ends_in
         np.empty(buckets + 2, np.uint64),  # first_event
         np.empty(2 * holdings),  # event_time
         np.empty(2 * holdings),  # event_change
@@ -361,19 +327,19 @@ def memory_workspace(n: int, num_tensors: int, num_edges: int, num_devices: int)
 @njit(cache=True, nogil=True, _nrt=False)
 def run(
     # the problem (arrays.Arrays)
-    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer,
+    op, seconds, num_inputs, sources, stored, model, tensor_ptr, size, consumer_ptr, consumer, edge_ptr, edge_tensor,
     input_ptr, inputs, producer, resident, scratch, latency, per_byte, via_ptr, via,
     num_devices, num_channels, num_models,
     # room to work in (`workspace`)
-    place, duration, missing, ready, bits, summary, heap_key, heap_op, heap_size, event, running, work_left, free,
-    model_end, arrival, newly, queue_ptr, queue, head,
-    fetch_first, fetch_next, edge_tensor, stream_ptr, stream, stream_at, fetching, room,
+    place, duration, missing, ready, bits, summary, pending_at, pending_op, pending_first, pending_end, event, running,
+    work_left, free, model_end, arrival, newly, queue_ptr, queue, head,
+    fetch_first, fetch_next, stream_ptr, stream, stream_at, fetching, room,
     # the placements, by the graph's op numbers, and how to run them
     rows, strict, per_edge, prefetch,
     # out: the sum over models of their last completion (for one model: the makespan)
     values,
     # out, or None: peak memory of each row; times of ops and transfers in the last row
-    peaks, start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
+    peaks, start, finish, sent_tensor, sent_reader, sent_start, sent_end,
     # partial runs: stop once the value must reach the cutoff; begin at a checkpoint; save checkpoints
     cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
 ):  # fmt: skip
@@ -385,7 +351,7 @@ def run(
     a device has left, is dropped: its value is infinite. With `save_every` > 0, the
     state is saved whenever that many more ops have completed, and `sequence[i]` counts completions before op i's.
     """
-    n = U(len(num_inputs))
+    n, num_tensors = U(len(num_inputs)), U(len(size))
     words = (n + LOW6) >> SIX
     summaries = (words + LOW6) >> SIX
     streams = len(stored) > 0
@@ -400,7 +366,8 @@ def run(
             event[d] = INF
             running[d] = n
             work_left[d] = 0.0
-            heap_size[d] = ZERO
+            pending_first[d] = pending_end[d] = d * (n + TWO) + ONE
+            pending_at[pending_end[d]] = INF
         for i in range(n):
             d = U(row[op[i]])
             place[i] = d
@@ -456,16 +423,17 @@ def run(
             at = _load(save_float[r], at, model_end, num_models)
             j = _load(save_int[r], ZERO, missing, n)
             j = _load(save_int[r], j, running, num_devices)
-            j = _load(save_int[r], j, heap_size, num_devices)
             completed = U(save_int[r, j])
             j += ONE
             for d in range(num_devices):
-                base = d * (n + PAD)
-                for i in range(heap_size[d]):
-                    heap_key[base + i] = save_float[r, at + i]
-                    heap_op[base + i] = save_int[r, j + i]
-                at += heap_size[d]
-                j += heap_size[d]
+                pending_end[d] += U(save_int[r, j])
+                j += ONE
+                for i in range(pending_first[d], pending_end[d]):
+                    pending_at[i] = save_float[r, at]
+                    pending_op[i] = save_int[r, j]
+                    at += ONE
+                    j += ONE
+                pending_at[pending_end[d]] = INF
             j = _load(save_word[r], ZERO, bits, num_devices * words)
             j = _load(save_word[r], j, summary, num_devices * (summaries + ONE))
             for i in range(n):
@@ -555,16 +523,16 @@ def run(
                             at = _save(save_float[r], at, model_end, num_models)
                             j = _save(save_int[r], ZERO, missing, n)
                             j = _save(save_int[r], j, running, num_devices)
-                            j = _save(save_int[r], j, heap_size, num_devices)
                             save_int[r, j] = completed
                             j += ONE
                             for d in range(num_devices):
-                                base = d * (n + PAD)
-                                for i in range(heap_size[d]):
-                                    save_float[r, at + i] = heap_key[base + i]
-                                    save_int[r, j + i] = heap_op[base + i]
-                                at += heap_size[d]
-                                j += heap_size[d]
+                                save_int[r, j] = pending_end[d] - pending_first[d]
+                                j += ONE
+                                for i in range(pending_first[d], pending_end[d]):
+                                    save_float[r, at] = pending_at[i]
+                                    save_int[r, j] = pending_op[i]
+                                    at += ONE
+                                    j += ONE
                             j = _save(save_word[r], ZERO, bits, num_devices * words)
                             j = _save(save_word[r], j, summary, num_devices * (summaries + ONE))
                         sequence[done] = completed
@@ -572,33 +540,35 @@ def run(
                     model_end[U(model[done]) if num_models > 1 else ZERO] = now
                     if start is not None:
                         finish[done] = now
-                    for k in range(U(tensor_ptr[done]), U(tensor_ptr[done + ONE])):
-                        for d in range(num_devices):
-                            arrival[d] = -1.0
-                        arrival[a] = now
-                        for e in range(U(consumer_ptr[k]), U(consumer_ptr[k + ONE])):
-                            reader = U(consumer[e])
-                            d = U(place[reader])
-                            link = a * num_devices + d
-                            there = arrival[d]
-                            if there < 0.0 or (per_edge and d != a):
-                                begins = _first_free(now, link, free, shared, via_ptr, via)
-                                there = begins + (latency[link] + size[k] * per_byte[link])
-                                _occupy(there, link, free, shared, via_ptr, via)
-                                arrival[d] = there
-                                if start is not None:
-                                    sent_tensor[sends] = k
-                                    sent_reader[sends] = reader
-                                    sent_link[sends] = link
-                                    sent_start[sends] = begins
-                                    sent_end[sends] = there
-                                    sends += ONE
-                            before = ready[reader]
-                            ready[reader] = there if there > before else before
-                            left = missing[reader] - np.int32(1)
-                            missing[reader] = left
-                            newly[num_newly] = reader
-                            num_newly += ONE if left == 0 else ZERO
+                    sent = num_tensors
+                    for e in range(U(edge_ptr[done]), U(edge_ptr[done + ONE])):
+                        k = U(edge_tensor[e])
+                        if k != sent:
+                            sent = k
+                            for d in range(num_devices):
+                                arrival[d] = -1.0
+                            arrival[a] = now
+                        reader = U(consumer[e])
+                        d = U(place[reader])
+                        link = a * num_devices + d
+                        there = arrival[d]
+                        if there < 0.0 or (per_edge and d != a):
+                            begins = _first_free(now, link, free, shared, via_ptr, via)
+                            there = begins + (latency[link] + size[k] * per_byte[link])
+                            _occupy(there, link, free, shared, via_ptr, via)
+                            arrival[d] = there
+                            if start is not None:
+                                sent_tensor[sends] = k
+                                sent_reader[sends] = reader
+                                sent_start[sends] = begins
+                                sent_end[sends] = there
+                                sends += ONE
+                        before = ready[reader]
+                        ready[reader] = there if there > before else before
+                        left = missing[reader] - np.int32(1)
+                        missing[reader] = left
+                        newly[num_newly] = reader
+                        num_newly += ONE if left == 0 else ZERO
                     if streams and fetch_first[done] >= 0:
                         later = U(stream_at[done]) + prefetch
                         if later < U(stream_ptr[a + ONE]):
@@ -620,7 +590,6 @@ def run(
                         if start is not None:
                             sent_tensor[sends] = k
                             sent_reader[sends] = i
-                            sent_link[sends] = link
                             sent_start[sends] = begins
                             sent_end[sends] = there
                             sends += ONE
@@ -661,7 +630,8 @@ def run(
                                     look = True
                                 continue
                             event[d] = when
-                        _push(heap_key, heap_op, heap_size, d * (n + PAD), d, when, i)
+                        _insert(pending_at, pending_op, pending_end[d], when, i)
+                        pending_end[d] += ONE
                 num_newly = ZERO
 
                 if done == n or not tie:
@@ -685,13 +655,15 @@ def run(
                             else:
                                 wake = ready[i]
                 else:
-                    base = d * (n + PAD)
-                    while heap_key[base] <= now:
-                        i = _pop(heap_key, heap_op, heap_size, base, d)
+                    first = pending_first[d]
+                    while pending_at[first] <= now:
+                        i = U(pending_op[first])
+                        first += ONE
                         word = i >> SIX
                         bits[d * words + word] |= ONE << (i & LOW6)
                         summary[d * (summaries + ONE) + (word >> SIX)] |= ONE << (word & LOW6)
-                    wake = heap_key[base]
+                    pending_first[d] = first
+                    wake = pending_at[first]
                     at = d * (summaries + ONE)
                     while summary[at] == ZERO:
                         at += ONE
@@ -722,15 +694,11 @@ def run(
         values[b] = total
         if start is not None:
             _peak_memory(
-                tensor_ptr, size, consumer_ptr, input_ptr, inputs, resident, scratch, stored, num_devices, per_edge,
-                place, start, finish, sends, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
-                room, peaks[b],
+                tensor_ptr, size, consumer_ptr, input_ptr, inputs, producer, resident, scratch, stored, num_devices,
+                per_edge, place, start, finish, sends, sent_tensor, sent_reader, sent_start, sent_end, room, peaks[b],
             )  # fmt: skip
         if cut:
             values[b] = INF
-            for d in range(num_devices):
-                for i in range(heap_size[d]):
-                    heap_key[d * (n + PAD) + i] = INF
             for i in range(num_devices * words):
                 bits[i] = ZERO
             for d in range(num_devices):
@@ -758,7 +726,7 @@ def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_by
 def run_sequential(
     op, seconds, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs, producer, resident,
     scratch, latency, per_byte, num_devices, num_models, room, rows, per_edge, values, peaks,
-    start, finish, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
+    start, finish, sent_tensor, sent_reader, sent_start, sent_end,
 ):  # fmt: skip
     """One op or transfer at a time over the whole cluster: ops by priority, each after the inputs that it lacks.
 
@@ -797,7 +765,6 @@ def run_sequential(
                 link = home * num_devices + d
                 sent_tensor[sends] = k
                 sent_reader[sends] = i
-                sent_link[sends] = link
                 sent_start[sends] = now
                 now = now + (latency[link] + size[k] * per_byte[link])
                 sent_end[sends] = now
@@ -811,8 +778,7 @@ def run_sequential(
             total += model_end[m]
         values[b] = total
         _peak_memory(
-            tensor_ptr, size, consumer_ptr, input_ptr, inputs, resident, scratch, stored, num_devices, per_edge,
-            place, start, finish, sends, sent_tensor, sent_reader, sent_link, sent_start, sent_end,
-            room, peaks[b],
+            tensor_ptr, size, consumer_ptr, input_ptr, inputs, producer, resident, scratch, stored, num_devices,
+            per_edge, place, start, finish, sends, sent_tensor, sent_reader, sent_start, sent_end, room, peaks[b],
         )  # fmt: skip
     return sends

@@ -9,10 +9,61 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+from placewise.problem import Problem
+from placewise.simulator.constraints import resident
+from placewise.simulator.timeline import Floats
+
+
+def time_per_sample(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats, Floats]:
+    """(seconds [B], bytes [B, D] that each device holds in a full pipeline)."""
+    compute, transfer, channel, held = throughput_loads(problem, rows)
+    execution, graph = problem.execution, problem.graph
+    device = np.maximum(compute, transfer) if execution.overlap else compute + transfer
+    load = np.concatenate([device, channel], axis=2)  # [B, phase, devices and channels]
+    if execution.pipeline == "gpipe":
+        value = load.max(axis=2).sum(axis=1)
+    else:
+        # The longer of compute and transfers is taken over the whole step, not phase by phase.
+        both = [np.maximum(compute.sum(1), transfer.sum(1)) if execution.overlap else device.sum(1), channel.sum(1)]
+        value = np.concatenate(both, axis=1).max(axis=1)
+    peak = resident(problem, rows)
+    if execution.memory == "live":
+        scratch = np.zeros_like(peak)
+        for d in range(problem.num_devices):
+            scratch[:, d] = np.where(rows == d, graph.scratch, 0.0).max(axis=1, initial=0.0)
+        peak = peak + held + scratch
+    return value, peak
+
+
+def throughput_loads(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats, Floats, Floats, Floats]:
+    """compute and transfer [B, phase, D], channel [B, phase, channels] in seconds; held [B, D] in bytes."""
+    graph, cluster, execution = problem.graph, problem.cluster, problem.execution
+    b, d = len(rows), problem.num_devices
+    queues = execution.contention == "channel"
+    pairs = [(x, y) for x in range(d) for y in range(d)]
+    via = [cluster.channels_of.get(pair, ()) if queues else () for pair in pairs]
+    channels = len(cluster.channels) if queues else 0
+    compute, transfer, channel = np.zeros((b, 2, d)), np.zeros((b, 2, d)), np.zeros((b, 2, channels))
+    held = np.zeros((b, d))
+    stored = graph.is_stored[graph.tensor_producer]
+    _loads(
+        np.where(np.isfinite(problem.seconds), problem.seconds, 0.0), (graph.phase > 0).astype(np.int32),
+        graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr, graph.consumers,
+        cluster.latency, cluster.seconds_per_byte, np.cumsum([0, *map(len, via)]),
+        np.array([c for channels_of_link in via for c in channels_of_link], np.int64),
+        np.array([device.copies for device in cluster.devices]), channels, rows,
+        execution.overlap, execution.staged, execution.sends == "edge", compute, transfer, channel, held,
+    )  # fmt: skip
+    # What is stored counts as resident at home, not as held a second time.
+    for t in np.flatnonzero(stored).tolist():
+        held[np.arange(b), rows[:, graph.tensor_producer[t]]] -= graph.tensor_bytes[t]
+    return compute, transfer, channel, held
 
 
 @njit(cache=True, nogil=True)
-def loads(
+def _loads(
     seconds, backward, tensor_producer, tensor_bytes, consumer_ptr, consumers, latency, per_byte, via_ptr, via,
     pays_for_copies, num_channels, rows, overlap, staged, per_edge, compute, transfer, channel, held,
 ):  # fmt: skip

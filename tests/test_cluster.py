@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from placewise.cluster import Cluster, Device, Link, full_mesh
+from placewise.cluster import MAX_DEVICES, Cluster, Device, Link, full_mesh
 from placewise.errors import InvalidInput
 
 
@@ -38,6 +38,49 @@ def test_a_link_may_share_the_channel_of_another_link():
     cluster = pair(link={"via": ("cpu->gpu",)})
     assert cluster.channels == ("cpu->gpu",)
     assert cluster.channels_of == {(0, 1): (0,), (1, 0): (0,)}
+
+
+def test_channels_of_links_as_arrays():
+    start, channels = pair({"memory": 10}, {"via": ("bus", "root")}).link_channels
+    assert (start.tolist(), channels.tolist()) == ([0, 0, 2, 3, 3], [0, 1, 2])
+    assert pair(link={"via": ("bus",)}).has_shared_channels
+    assert not pair().has_shared_channels
+
+
+def test_quantities_may_be_texts():
+    cluster = pair({"memory": "5GiB", "flops": {"default": "2TFLOPS"}, "launch": "5us"}, {"bandwidth": "16GB/s"})
+    device = cluster.devices[0]
+    assert (device.memory, device.flops, device.launch) == (5 * 2.0**30, {"default": 2e12}, 5 * 1e-6)
+    assert cluster.links[0].bandwidth == 16e9
+    assert cluster.with_memory({"gpu": "1KiB"}).memory[0] == 1024.0
+
+
+def test_a_device_keeps_its_own_rates():
+    rates = {"default": 1.0}
+    device = Device("d", flops=rates)
+    rates["default"] = 2.0
+    assert device.peak("int8") == 1.0
+
+
+def test_derived_arrays_cannot_be_written():
+    cluster = pair()
+    for array in (cluster.memory, cluster.latency, cluster.seconds_per_byte, *cluster.link_channels):
+        assert not array.flags.writeable
+
+
+def test_what_is_no_device_is_refused():
+    with pytest.raises(InvalidInput, match="devices: must be Device objects"):
+        Cluster(["gpu"])
+    with pytest.raises(InvalidInput, match="links: must be Link objects"):
+        Cluster((Device("a"),), "ab")
+
+
+def test_too_many_devices():
+    devices = [Device(f"d{i}") for i in range(MAX_DEVICES + 1)]
+    with pytest.raises(InvalidInput, match=f"devices: must be at most {MAX_DEVICES}, found {MAX_DEVICES + 1}"):
+        full_mesh(devices)
+    with pytest.raises(InvalidInput, match="devices: must be at most"):
+        Cluster(tuple(devices))
 
 
 def test_full_mesh():
@@ -110,17 +153,28 @@ def test_every_field_counts_in_the_digest(change):
     ("change", "message"),
     [
         ({"device": {"name": "cpu"}}, "two devices are named 'cpu'"),
-        ({"device": {"memory": -1}}, "device 'gpu': memory = -1: it must be zero or more"),
-        ({"device": {"memory": math.nan}}, "memory = nan"),
-        ({"device": {"launch": math.inf}}, "launch = inf: it must be finite"),
-        ({"device": {"bandwidth": 0}}, "bandwidth and FLOP rates must be above zero"),
-        ({"device": {"flops": {"float32": 0}}}, "bandwidth and FLOP rates must be above zero"),
+        ({"device": {"memory": -1}}, "device 'gpu': memory: -1 is not a number of bytes: it must be zero or more"),
+        ({"device": {"memory": math.nan}}, "device 'gpu': memory: nan is not"),
+        ({"device": {"launch": math.inf}}, "device 'gpu': launch: must be finite, found inf"),
+        ({"device": {"bandwidth": 0}}, "device 'gpu': bandwidth: must be at least 1e-24 and not zero, found 0"),
+        ({"device": {"flops": {"float32": 0}}}, r"device 'gpu': flops\.float32: must be at least 1e-24"),
+        ({"device": {"flops": 5}}, "device 'gpu': flops: must give a rate by dtype, found 5"),
+        ({"device": {"flops": {3: 5}}}, "device 'gpu': flops: must be text, found 3"),
+        ({"device": {"memory": "5GiX"}}, "device 'gpu': memory: '5GiX' is not a number of bytes"),
+        ({"device": {"memory": 1e300}}, "device 'gpu': memory: 1e\\+300 is too large"),
+        ({"device": {"launch": 1e300}}, "device 'gpu': launch: 1e\\+300 is too large"),
+        ({"device": {"copies": 1}}, "device 'gpu': copies: must be True or False, found 1"),
+        ({"device": {"name": 3}}, "the name of a device: must be text, found 3"),
+        ({"device": {"name": "\ud800"}}, "holds half a character"),
+        ({"link": {"via": "pcie"}}, "link gpu -> cpu: via: must be a tuple of channel names, found 'pcie'"),
+        ({"link": {"via": (3,)}}, "link gpu -> cpu: a name: must be text, found 3"),
+        ({"link": {"bandwidth": 1e-300}}, "link gpu -> cpu: bandwidth: must be at least 1e-24"),
         ({"link": {"target": "npu"}}, "a link names the unknown device 'npu'"),
         ({"link": {"target": "gpu"}}, "link gpu -> gpu joins a device to itself"),
         ({"link": {"source": "cpu", "target": "gpu"}}, "link cpu -> gpu is given twice"),
-        ({"link": {"bandwidth": 0}}, "link gpu -> cpu: bandwidth must be above zero"),
-        ({"link": {"latency": math.inf}}, "latency zero or more"),
-        ({"link": {"via": ("bus", "bus")}}, "via names a channel twice"),
+        ({"link": {"bandwidth": 0}}, "link gpu -> cpu: bandwidth: must be at least 1e-24"),
+        ({"link": {"latency": math.inf}}, "link gpu -> cpu: latency: must be finite"),
+        ({"link": {"via": ("bus", "bus")}}, "link gpu -> cpu: via: names a channel twice"),
     ],
 )
 def test_what_is_wrong_is_said(change, message):

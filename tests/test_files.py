@@ -3,6 +3,7 @@ import json
 import math
 import os
 import stat
+import time
 import tracemalloc
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,17 +15,18 @@ from hypothesis import strategies as st
 
 from placewise import files, zoo
 from placewise._schemas import ExecutionData
-from placewise.cluster import Cluster, Device, Link, full_mesh
+from placewise.cluster import MAX_DEVICES, Cluster, Device, Link, full_mesh
 from placewise.costs import Costs
 from placewise.errors import InvalidInput
 from placewise.graph import Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
+from placewise.quantities import LARGEST
 from placewise.simulator import simulate
 from problems import random_problem
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-AMOUNT = st.floats(0, allow_nan=False, allow_infinity=False)
+AMOUNT = st.floats(0, LARGEST)
 
 
 def small_graph(**changes):
@@ -185,7 +187,7 @@ def test_a_graph_file_by_hand_needs_only_names(tmp_path):
 
 
 NAME = TEXT.filter(bool)
-RATE = st.one_of(st.just(math.inf), st.floats(1e-300, allow_infinity=False))
+RATE = st.one_of(st.just(math.inf), st.floats(1 / LARGEST, LARGEST))
 
 
 @st.composite
@@ -268,7 +270,7 @@ def test_plan_round_trip(tmp_path, order, name):
 def test_plan_of_an_empty_graph(tmp_path):
     problem = Problem(Graph.create(op_names=[]), small_cluster())
     none = np.array([], np.int32)
-    files.save_plan(small_plan(problem=problem, placement=none, order=none), tmp_path / "plan.json")
+    files.save_plan(small_plan(problem=problem, placement=none, order=none, lower_bound=0.0), tmp_path / "plan.json")
     assert files.load_plan(tmp_path / "plan.json").devices == {}
 
 
@@ -361,6 +363,75 @@ def test_damaged_gzip(tmp_path, position):
     refused(files.load_graph, path, "gzip data is damaged or ends too early|not JSON|not UTF-8")
 
 
+@pytest.mark.parametrize(
+    ("start", "item", "end", "message"),
+    [
+        (
+            b'{"format":"placewise-graph/1","ops":{"name":[],"flops":[-1',
+            b",-1",
+            b"]}}",
+            r"flops\[0\]: must be 0 or more",
+        ),
+        (
+            b'{"format":"placewise-graph/1","ops":{"name":[],"flops":[[]',
+            b",[]",
+            b"]}}",
+            r"flops\[0\]: must be a number",
+        ),
+        (b'{"format":"placewise-graph/1","ops":{"name":["a"]},"tensors":{"consumers":[[]', b",[]", b"]}}", "entries"),
+    ],
+)
+def test_millions_of_wrong_entries(graph_file, start, item, end, message):
+    graph_file.write_bytes(gzip.compress(start + item * 3_000_000 + end, compresslevel=1))
+    began = time.perf_counter()
+    refused(files.load_graph, graph_file, message)
+    assert time.perf_counter() - began < 10.0
+
+
+@pytest.mark.parametrize("where", ["the content", "ops", "pins", "seconds"])
+def test_thousands_of_wrong_keys(problem_file, where):
+    junk = {f"key{i}": i for i in range(300_000)}
+    steps = {
+        "the content": (),
+        "ops": ("graph", "ops"),
+        "pins": ("constraints", "pins"),
+        "seconds": ("costs", "seconds"),
+    }
+    data = here = json.loads(problem_file.read_text())
+    for step in steps[where]:
+        here = here[step]
+    here |= junk
+    problem_file.write_text(json.dumps(data))
+    tracemalloc.start()
+    refused(files.load_problem_file, problem_file, "must have at most|must be text in quotes")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 150 * 1024**2
+
+
+@pytest.mark.parametrize("item", ["[],", "{},", "0,", "[[", "{"])
+def test_more_values_than_a_file_may_hold(graph_file, monkeypatch, item):
+    monkeypatch.setattr(files, "MAX_VALUES", 1000)
+    graph_file.write_text("[" + item * 1000)
+    refused(files.load_graph, graph_file, "holds more than 1,000 values$")
+    with pytest.raises(InvalidInput, match=r"g\.json: holds more than 1,000 values$"):
+        files.save_graph(Graph.create(op_names=[str(i) for i in range(1001)]), graph_file)
+
+
+def test_no_memory_left(graph_file, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(files.json, "loads", fail)
+    refused(files.load_graph, graph_file, "too large or nested too deep for this machine")
+
+
+def test_a_key_given_twice_among_many(graph_file):
+    keys = ",".join(f'"k{i}":0' for i in range(100_000))
+    graph_file.write_text("{" + keys + ',"k99999":0}')
+    refused(files.load_graph, graph_file, "the key 'k99999' is given twice")
+
+
 def test_nested_too_deep(graph_file):
     graph_file.write_text("[" * 100_000)
     refused(files.load_graph, graph_file, "nested too deep")
@@ -432,10 +503,16 @@ def test_another_kind_of_file(graph_file, problem_file, plan_file):
         (("ops", "flops", 1), None, r"ops\.flops\[1\]: must be a number, found null$"),
         (("ops", "flops", 1), [1, 2], r"ops\.flops\[1\]: must be a number, found a list of 2$"),
         (("ops", "flops", 1), 10**400, r"ops\.flops\[1\]: must be a number, found 1000"),
-        (("ops", "flops"), [-1] * 5, r"ops\.flops\[0\]: must be 0 or more, found -1 \(and 4 more\)$"),
+        (("ops", "flops"), [-1] * 5, r"ops\.flops\[0\]: must be 0 or more, found -1$"),
         (("ops", "flops"), 7, r"ops\.flops: must be a list, found 7$"),
         (("ops", "flops"), {}, r"ops\.flops: must be a list, found an object$"),
-        (("ops", "flops"), [1, 2, 3], r"ops\.flops has 3 entries where 4 are needed$"),
+        (("ops", "flops"), [1, 2, 3], r"ops\.flops: must have 4 entries, found 3$"),
+        (("ops", "flops", 1), 1e300, r"ops\.flops\[1\]: must be at most 1e\+24, found 1e\+300$"),
+        (("ops", "f\n"), [1], r"ops\.f\\n: is not a known key$"),
+        (("ops", "f\ud800"), [1], r"ops: must be text without half characters"),
+        (("ops", "f" * 10**6), [1], r"ops\.f{60}: is not a known key$"),
+        (("ops", "name", 0), "\ud800", r"ops\.name\[0\]: '\\ud800' holds half a character"),
+        (("ops", "phase", 0), "\ud800", r'found "\\ud800"$'),
         (("ops", "flop"), [1], r"ops\.flop: is not a known key$"),
         (("ops", "name", 0), 3, r"ops\.name\[0\]: must be text in quotes, found 3$"),
         (("ops", "name", 0), "x" * 10**6, None),
@@ -449,12 +526,12 @@ def test_another_kind_of_file(graph_file, problem_file, plan_file):
         (("ops", "group"), [0, 0, 0, 2**31], r"ops\.group\[3\]: must be below 2147483647, found 2147483648$"),
         (("ops", "group"), [0, 0, 0, 1.5], r"ops\.group\[3\]: must be a whole number, found 1\.5$"),
         (("ops",), "many", r"ops: must be an object with keys, found \"many\"$"),
-        (("tensors", "producer", 0), 4, r"tensors\.producer\[0\] = 4, but there are 4 ops"),
+        (("tensors", "producer", 0), 4, r"tensors\.producer\[0\]: there is no op 4: there are 4 ops"),
         (("tensors", "producer", 0), False, r"tensors\.producer\[0\]: must be a whole number, found false$"),
-        (("tensors", "bytes"), [1], r"tensors\.bytes has 1 entries where 4 are needed"),
+        (("tensors", "bytes"), [1], r"tensors\.bytes: must have 4 entries, found 1"),
         (("tensors", "consumers", 2), [0, 2, 9], r"tensors\.consumers\[2\]: there is no op 9: there are 4 ops$"),
         (("tensors", "consumers", 2, 0), -1, r"tensors\.consumers\[2\]\[0\]: must be 0 or more, found -1$"),
-        (("tensors", "consumers"), [[]], r"tensors\.consumers has 1 entries where 4 are needed"),
+        (("tensors", "consumers"), [[]], r"tensors\.consumers: must have 4 entries, found 1"),
         (("tensors", "consumers", 3), [1], "has a cycle: (one -> two -> one|two -> one -> two)"),
         (("tensors", "consumers", 3), [0], "parameter 'w' cannot have inputs"),
     ],
@@ -487,20 +564,21 @@ def test_number_beyond_the_largest(graph_file):
         ),
         (("cluster", "devices"), [], "cluster 'small-box' has no device"),
         (("costs", "seconds", "gpu", 2), -1, r"costs\.seconds\.gpu\[2\]: must be 0 or more, found -1$"),
-        (("costs", "seconds", "gpu"), [1], r"costs\.seconds\.gpu has 1 entries where 4 are needed"),
-        (("costs", "seconds", "npu"), [1], r"costs\.seconds must have a list for each device: gpu, cpu"),
+        (("costs", "seconds", "gpu"), [1], r"costs\.seconds\.gpu: must have 4 entries, found 1"),
+        (("costs", "seconds", "npu"), [1], r"costs\.seconds: must have a list for each device: gpu, cpu"),
         (("costs", "label"), "guessed", r"costs\.label: must be 'given', 'modelled' or 'measured', found \"guessed\"$"),
-        (("costs", "labels"), {"gpu": []}, r"costs\.labels must have a list for each device: gpu, cpu"),
-        (("objective",), "beauty", "objective 'beauty' is not one of latency"),
-        (("execution", "concurrency"), "some", r"execution\.concurrency = 'some': it must be one of parallel"),
-        (("execution", "prefetch"), 0, r"execution\.prefetch = 0"),
+        (("costs", "labels"), {"gpu": []}, r"costs\.labels: must have a list for each device: gpu, cpu"),
+        (("objective",), "beauty", "objective: must be one of latency, .*, found 'beauty'$"),
+        (("execution", "concurrency"), "some", r"execution\.concurrency: must be one of parallel, .*, found 'some'$"),
+        (("execution", "prefetch"), 0, r"execution\.prefetch: must be a whole number, 1 or more, found 0$"),
         (("execution", "overlap"), 1, r"execution\.overlap: must be true or false, found 1$"),
         (("execution", "speed"), 1, r"execution\.speed: is not a known key$"),
         (("constraints", "pins"), {"three": "gpu"}, "has no op named 'three'"),
         (("constraints", "pins"), {"one": "npu"}, "has no device 'npu'"),
         (("constraints", "forbidden"), ["npu"], "has no device 'npu'"),
         (("constraints", "forbidden"), ["gpu", "cpu"], "may run on no device"),
-        (("constraints", "max_devices"), 0, "max_devices = 0"),
+        (("constraints", "pins"), {"one": 3}, r'constraints\.pins: "one" must be text in quotes, found 3$'),
+        (("constraints", "max_devices"), 0, "max_devices: must be a whole number, 1 or more, found 0$"),
     ],
 )
 def test_wrong_problem(problem_file, steps, value, message):
@@ -522,13 +600,17 @@ def test_wrong_problem(problem_file, steps, value, message):
         (("digests", "costs"), "0", r"problem\.costs was edited"),
         (("devices", 3), "npu", r"devices\[3\]: the cluster has no device 'npu'; it has gpu, cpu"),
         (("devices", 3), 0, r"devices\[3\]: must be text in quotes, found 0$"),
-        (("devices",), ["gpu"], "devices has 1 entries where 4 are needed"),
-        (("order",), [0, 1, 2], "order must hold every op once"),
-        (("order",), [0, 1, 2, 2], "order must hold every op once"),
-        (("order",), [0, 1, 2, 4], "order must hold every op once"),
+        (("devices",), ["gpu"], "devices: must have 4 entries, found 1$"),
+        (("order",), [0, 1, 2], "order: must hold every op once"),
+        (("order",), [0, 1, 2, 2], "order: must hold every op once"),
+        (("order",), [0, 1, 2, 4], "order: must hold every op once"),
         (("order",), [0, 1, 2, -1], r"order\[3\]: must be 0 or more, found -1$"),
         (("value",), 1e-9, r"stored with value 1e-09, but simulates to .*version of Placewise \(0\.1\.0\)"),
         (("value",), None, "value: must be a number, found null"),
+        (("lower_bound",), 1e-8, "devices, order, value or lower_bound were edited"),
+        (("lower_bound",), 1e9, r"lower_bound: must be at most the value, .*, found 1000000000\.0$"),
+        (("lower_bound",), 1e300, r"lower_bound: must be at most 1e\+24, found 1e\+300$"),
+        (("digests", "answer"), "0", "devices, order, value or lower_bound were edited"),
         (("history", 0), [1.0, 2], r"history\[0\]\[2\]: is missing$"),
         (("history", 0, 1), 1.5, r"history\[0\]\[1\]: must be a whole number, found 1\.5$"),
         (("options",), [], "options: must be an object with keys, found a list of 0$"),
@@ -536,6 +618,16 @@ def test_wrong_problem(problem_file, steps, value, message):
 )
 def test_wrong_plan(plan_file, steps, value, message):
     refused(files.load_plan, edited(plan_file, *steps, to=value), message)
+
+
+def test_a_plan_is_simulated_once(plan_file, monkeypatch):
+    from placewise.simulator.engine import Engine
+
+    runs = []
+    run = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *given: runs.append(1) or run(*given))
+    files.load_plan(plan_file)
+    assert len(runs) == 1
 
 
 def test_a_plan_must_fit_into_memory(tmp_path):
@@ -630,9 +722,12 @@ def test_bundled_boxes():
         ("name: pc-unequal", "name: &x one", "at line 2, column 7: anchors and aliases are not allowed"),
         ("name: pc-unequal", "name: *x", "anchors and aliases are not allowed"),
         ("name: pc-unequal", "name: !!python/name:os.system x", "could not determine a constructor"),
+        ("name: pc-unequal", "name: " + "[" * 200_000, "nested too deep"),
+        ("kind: cpu", "<<: {name: two}", "at line 6, column 17: merge keys are not allowed"),
+        ("name: pc-unequal", 'name: "\\ud800"', "not a cluster in YAML|half a character"),
         ("name: pc-unequal", "name: [", "not a cluster in YAML at line"),
         ("name: pc-unequal", "name: 2020-99-99", "not a cluster in YAML: month must be in"),
-        ("name: pc-unequal", "name: '\x01'", "not a cluster in YAML: .*not allowed"),
+        ("name: pc-unequal", "name: '\x01'", "not a cluster in YAML: .*(not allowed|control characters)"),
         ("name: pc-unequal", "name: " + "1" * 5000, "not a cluster in YAML: .*digits"),
         ("name: pc-unequal", "name: " + "[" * 5000, "nested too deep"),
         ("name: pc-unequal", "? [a]\n: b", "unhashable key"),
@@ -655,13 +750,15 @@ def test_yaml_bomb(box):
 
 
 def test_too_many_devices(box):
-    box.write_text("devices: [" + ", ".join(f"{{name: d{i}}}" for i in range(1025)) + "]\nlinks: [{between: all}]")
-    refused(files.load_cluster, box, "devices: .* at most 1024 items")
+    box.write_text(
+        "devices: [" + ", ".join(f"{{name: d{i}}}" for i in range(MAX_DEVICES + 1)) + "]\nlinks: [{between: all}]"
+    )
+    refused(files.load_cluster, box, "devices: must have at most 512 entries, found a list of 513$")
 
 
 def test_large_yaml(box):
     box.write_text("#" * (files.MAX_YAML_BYTES + 1))
-    refused(files.load_cluster, box, "larger than 4.00 MiB$")
+    refused(files.load_cluster, box, "larger than 1.00 MiB$")
 
 
 def test_unknown_cluster():
@@ -680,6 +777,19 @@ def test_a_file_has_the_usual_mode_and_nothing_else_is_left(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["g.json", "usual"]
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("g.json", "usual")]
     assert modes[0] == modes[1]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_keeps_its_mode(graph_file, mode):
+    graph_file.chmod(mode)
+    files.save_graph(small_graph(), graph_file)
+    assert stat.S_IMODE(graph_file.stat().st_mode) == mode
+
+
+def test_a_cluster_too_large_for_its_file_is_not_written(tmp_path):
+    with pytest.raises(InvalidInput, match=r"c\.yaml: the cluster is too large for a cluster file"):
+        files.save_cluster(full_mesh([Device(f"d{i}") for i in range(150)]), tmp_path / "c.yaml")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -740,11 +850,23 @@ def test_load_problem_from_a_graph_file(graph_file, box):
     assert files.load_problem(graph_file, "four-gpus").cluster.name == "four-gpus"
 
 
+def test_a_rate_that_is_missing_is_said_with_the_file(graph_file, box):
+    refused(lambda path: files.load_problem(graph_file, path), box, "device 'gpu1' gives no FLOP rate for 'float32'")
+
+
+@pytest.mark.parametrize("model", [None, 3, 1.5])
+def test_what_is_no_name(model):
+    with pytest.raises(InvalidInput, match="must be the name of a file or of a bundled"):
+        files.load_problem(model, "four-gpus")
+    with pytest.raises(InvalidInput, match="must be the name of a file or of a bundled"):
+        files.load_cluster(model)
+
+
 def test_load_problem_from_a_problem_file(problem_file):
     assert files.load_problem(problem_file).digest == small_problem().digest
-    with pytest.raises(InvalidInput, match=r"p\.json already has a cluster: leave the other one out"):
+    with pytest.raises(InvalidInput, match=r"p\.json: already has a cluster: leave the other one out"):
         files.load_problem(problem_file, "four-gpus")
-    with pytest.raises(InvalidInput, match=r"p\.json is a whole problem"):
+    with pytest.raises(InvalidInput, match=r"p\.json: is a whole problem"):
         files.load_problem(problem_file, place_parameters=True)
 
 
@@ -789,6 +911,12 @@ def test_load_problem_from_benchmark_files(tmp_path):
     assert (problem.graph.name, problem.num_ops, problem.num_devices) == ("bert", 1, 2)
     with pytest.raises(InvalidInput, match="already has a cluster"):
         files.load_problem(path, "four-gpus")
+    refused(
+        files.load_problem, edited(path, "nodes", 0, "size", to=-1), r"nodes\[0\]\.size: must be 0 or more, found -1$"
+    )
+    edited(path, "nodes", 0, "size", to=1)
+    edited(path, "maxFPGAs", to=500)
+    refused(files.load_problem, edited(path, "maxCPUs", to=500), "devices: must be at most 512, found 1000$")
 
 
 def test_instances_go_to_their_reader(tmp_path, monkeypatch):
@@ -803,7 +931,7 @@ def test_instances_go_to_their_reader(tmp_path, monkeypatch):
 
 
 def test_a_graph_needs_a_cluster(graph_file):
-    with pytest.raises(InvalidInput, match=r"g.json needs a cluster: a YAML file, or one of .*four-gpus"):
+    with pytest.raises(InvalidInput, match=r"g.json: needs a cluster: a YAML file, or one of .*four-gpus"):
         files.load_problem(graph_file)
 
 
@@ -814,7 +942,7 @@ def test_unknown_model():
     ):
         files.load_problem(f"{name}x", "four-gpus")
     with pytest.raises(
-        InvalidInput, match=rf"'some/where.json' is neither a file nor a bundled model; bundled are .*{name}"
+        InvalidInput, match=rf"^some/where.json: neither a file nor a bundled model; bundled are .*{name}"
     ):
         files.load_problem("some/where.json")
 

@@ -47,7 +47,11 @@ def test_parse(text, dimension, value):
         ("-5s", "seconds", "zero or more"),
         (-5, "seconds", "zero or more"),
         (math.nan, "seconds", "zero or more"),
-        (10**400, "bytes", "too large"),
+        (10**400, "bytes", "too large: it must be at most 1e\\+24"),
+        pytest.param(10**5000, "bytes", "too large: it must be at most 1e\\+24", id="many digits"),
+        ("1e20TB", "bytes", "too large for a number of bytes: it must be at most 1e\\+24"),
+        ("1e999", "bytes", "too large"),
+        (1e300, "seconds", "too large for a number of seconds"),
     ],
 )
 def test_parse_errors(text, dimension, message):

@@ -90,7 +90,7 @@ def test_labels_have_no_gap(label):
 
 
 def test_labels_are_as_many_as_ops():
-    with pytest.raises(InvalidInput, match="2 labels for 5 ops"):
+    with pytest.raises(InvalidInput, match="labels: must have 5 entries, found 2"):
         contract(network(), [0, 1])
 
 
@@ -227,6 +227,17 @@ def test_subgraph():
 def test_subgraph_of_everything_is_the_graph():
     graph = network(tied=True, groups=(3, -1))
     assert subgraph(graph, np.ones(graph.num_ops, bool)).digest == graph.digest
+
+
+def test_what_does_not_fit_the_graph_is_said():
+    with pytest.raises(InvalidInput, match="labels: must be a list of whole numbers"):
+        contract(network(), [0.5] * 5)
+    with pytest.raises(InvalidInput, match="with no gap"):
+        contract(network(), [0, 1, 2, 3, 2**31 - 1])
+    with pytest.raises(InvalidInput, match="keep: must be 5 flags"):
+        subgraph(network(), [0, 2])
+    with pytest.raises(InvalidInput, match="placement: must have 4 entries"):
+        contract(network(), [0, 1, 2, 3, 2]).expand([0])
 
 
 # ---- with_backward -------------------------------------------------------------------------------------------------

@@ -10,10 +10,41 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from placewise.cluster import MAX_DEVICES
 from placewise.errors import InvalidInput
-from placewise.quantities import parse_quantity
+from placewise.quantities import LARGEST, parse_quantity
+
+# A file may hold millions of wrong entries, and pydantic collects them all before it tells of the first: therefore
+# lists stop at the first, and objects are looked at before pydantic is let into them.
+_T = TypeVar("_T")
+List = Annotated[list[_T], Field(fail_fast=True)]
+
+
+def _at_most(most: int) -> Callable[[Any], Any]:
+    def check(data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > most:
+            raise ValueError(f"must have at most {most} keys, found {len(data)}")
+        return data
+
+    return check
+
+
+def _texts(data: Any) -> Any:
+    for key, value in data.items() if isinstance(data, dict) else ():
+        if not isinstance(value, str):
+            raise ValueError(f"{_shown(key)} must be text in quotes, found {_shown(value)}")
+    return data
 
 
 class _Object(BaseModel):
@@ -21,9 +52,11 @@ class _Object(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    few_keys = model_validator(mode="before")(_at_most(100))
+
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-Size = Annotated[float, Field(ge=0)]
+Size = Annotated[float, Field(ge=0, le=LARGEST)]
 Phase = Literal["forward", "backward", "update"]
 Label = Literal["given", "modelled", "measured"]
 
@@ -54,32 +87,32 @@ Seconds = Annotated[float, _quantity("seconds")]
 class Ops(_Object):
     """One list per property, with one entry per op; a property that is missing has its default everywhere."""
 
-    name: list[str]
-    kind: list[str] | None = None
-    dtype: list[str] | None = None
-    module: list[str] | None = None
-    flops: list[Size] | None = None
-    bytes_accessed: list[Size] | None = None
-    scratch: list[Size] | None = None
-    resident: list[Size] | None = None
-    phase: list[Phase] | None = None
-    model: list[Count] | None = None
-    group: list[Annotated[int, Field(ge=-1, lt=2**31 - 1)]] | None = None
+    name: List[str]
+    kind: List[str] | None = None
+    dtype: List[str] | None = None
+    module: List[str] | None = None
+    flops: List[Size] | None = None
+    bytes_accessed: List[Size] | None = None
+    scratch: List[Size] | None = None
+    resident: List[Size] | None = None
+    phase: List[Phase] | None = None
+    model: List[Count] | None = None
+    group: List[Annotated[int, Field(ge=-1, lt=2**31 - 1)]] | None = None
 
 
 class Tensors(_Object):
     """Who makes each tensor, how large it is, and who reads it: ops by their position."""
 
-    producer: list[Count] = []
-    bytes: list[Size] = []
-    consumers: list[list[Count]] = []
+    producer: List[Count] = []
+    bytes: List[Size] = []
+    consumers: List[List[Count]] = []
 
 
 class GraphData(_Object):
     """A `Graph`."""
 
     name: str = "graph"
-    models: list[str] | None = None
+    models: List[str] | None = None
     ops: Ops
     tensors: Tensors = Tensors()
 
@@ -93,7 +126,7 @@ class DeviceData(_Object):
     name: str
     kind: str = "gpu"
     memory: Memory = math.inf
-    flops: dict[str, Rate] = {}
+    flops: Annotated[dict[str, Rate], BeforeValidator(_at_most(100))] = {}
     bandwidth: Bandwidth = math.inf
     launch: Seconds = 0.0
     copies: bool = True
@@ -107,7 +140,7 @@ class LinkData(_Object):
     between: Any = None
     bandwidth: Bandwidth = math.inf
     latency: Seconds = 0.0
-    via: list[str] = []
+    via: List[str] = []
 
     @field_validator("between")
     @classmethod
@@ -134,11 +167,11 @@ class LinkData(_Object):
 
 
 class ClusterData(_Object):
-    """A `Cluster`. Links grow with the square of the devices, hence the limit."""
+    """A `Cluster`."""
 
     name: str = "cluster"
-    devices: list[DeviceData] = Field(max_length=1024)
-    links: list[LinkData] = []
+    devices: Annotated[List[DeviceData], Field(max_length=MAX_DEVICES)]
+    links: List[LinkData] = []
 
 
 # ---- problems and plans ----------------------------------------------------------------------------------------------
@@ -147,16 +180,16 @@ class ClusterData(_Object):
 class CostsData(_Object):
     """`Costs`, one column per device; null where the device cannot run the op. One label, or columns of `labels`."""
 
-    seconds: dict[str, list[Size | None]]
+    seconds: Annotated[dict[str, List[Size | None]], BeforeValidator(_at_most(MAX_DEVICES))]
     label: Label = "given"
-    labels: dict[str, list[Label]] | None = None
+    labels: Annotated[dict[str, List[Label]] | None, BeforeValidator(_at_most(MAX_DEVICES))] = None
 
 
 class ConstraintsData(_Object):
     """The constraints of a `Problem`."""
 
-    pins: dict[str, str] = {}
-    forbidden: list[str] = []
+    pins: Annotated[dict[str, str], BeforeValidator(_texts)] = {}
+    forbidden: List[str] = []
     contiguous: bool = False
     max_devices: Count | None = None
 
@@ -186,12 +219,13 @@ class ProblemData(_Object):
 
 
 class Digests(_Object):
-    """Of the parts of the problem, so that an edited file is noticed."""
+    """Of the parts of the problem and of the answer, so that an edited file is noticed."""
 
     graph: str
     cluster: str
     costs: str
     problem: str  # all of the above, objective, execution and constraints
+    answer: str  # devices, order, value and lower bound
 
 
 class PlanData(_Object):
@@ -199,8 +233,8 @@ class PlanData(_Object):
 
     problem: ProblemData
     digests: Digests
-    devices: list[str]
-    order: list[Count] | None
+    devices: List[str]
+    order: List[Count] | None
     value: Size
     lower_bound: Size
     planner: str
@@ -210,7 +244,7 @@ class PlanData(_Object):
     seconds: Size
     evaluations: Annotated[int, Field(ge=0)]
     stopped: str
-    history: list[Annotated[tuple[Size, int, Size], Field(strict=False)]]  # JSON has lists, not tuples
+    history: List[Annotated[tuple[Size, int, Size], Field(strict=False)]]  # JSON has lists, not tuples
 
 
 # ---- one clear line --------------------------------------------------------------------------------------------------
@@ -224,19 +258,22 @@ def validated(schema: type[D], data: Any) -> D:
         return schema.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidInput(f"{place.removeprefix('.') or 'the content'}: {_complaint(first)}{others}") from None
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{_plain(step)}" for step in first["loc"])
+        raise InvalidInput(f"{place.removeprefix('.') or 'the content'}: {_complaint(first)}") from None
 
 
 _COMPLAINTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than_equal": lambda limit: f"must be {limit['ge']:g} or more",
+    "greater_than": lambda limit: f"must be above {limit['gt']:g}",
     "less_than": lambda limit: f"must be below {limit['lt']}",
+    "less_than_equal": lambda limit: f"must be at most {limit['le']:g}",
+    "too_long": lambda limit: f"must have at most {limit['max_length']} entries",
     "finite_number": lambda _: "must be finite",
     "float_type": lambda _: "must be a number",
     "int_type": lambda _: "must be a whole number",
     "bool_type": lambda _: "must be true or false",
     "string_type": lambda _: "must be text in quotes",
+    "string_unicode": lambda _: "must be text without half characters",
     "list_type": lambda _: "must be a list",
     "dict_type": lambda _: "must be an object with keys",
     "model_type": lambda _: "must be an object with keys",
@@ -254,7 +291,7 @@ def _complaint(error: Any) -> str:
         return str(context["error"])
     if kind in _COMPLAINTS:
         return f"{_COMPLAINTS[kind](context)}, found {_shown(error['input'])}"
-    return str(error["msg"])
+    return f"{error['msg']:.200}"
 
 
 def _shown(value: Any) -> str:
@@ -263,5 +300,12 @@ def _shown(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    value = value[:60] if isinstance(value, str) else value
+    text = _plain(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _plain(text: str) -> str:
+    """Short, on one line, and without half characters, which no terminal shows."""
+    short = text[:60]
+    return short if short.isprintable() else short.encode("unicode_escape").decode()

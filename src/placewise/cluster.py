@@ -11,17 +11,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, permutations
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, check_text, listed
+from placewise.quantities import LARGEST, parse_quantity
+
+#: Links grow with the square of the devices; at this number, building or reading them takes seconds.
+MAX_DEVICES: Final = 512
 
 
 @dataclass(frozen=True)
 class Device:
-    """One place that runs one op at a time. Rates are what a well-fed kernel reaches, in SI units."""
+    """One place that runs one op at a time. Rates are what a well-fed kernel reaches.
+
+    Quantities are in SI units, or texts with a unit such as "24GiB".
+    """
 
     name: str
     kind: str = "gpu"
@@ -31,12 +40,33 @@ class Device:
     launch: float = 0.0  # seconds added to each op
     copies: bool = True  # whether copies cost the device's own time where compute and transfers do not overlap
 
+    def __post_init__(self) -> None:
+        check_text(self.name, "the name of a device")
+        try:
+            check_text(self.kind, "kind")
+            if not isinstance(self.flops, Mapping):
+                raise InvalidInput(f"flops: must give a rate by dtype, found {self.flops!r:.60}")
+            for dtype in self.flops:
+                check_text(dtype, "flops")
+            if not isinstance(self.copies, bool):
+                raise InvalidInput(f"copies: must be True or False, found {self.copies!r:.60}")
+            rates = {dtype: _rate(rate, "FLOP per second", f"flops.{dtype:.60}") for dtype, rate in self.flops.items()}
+            object.__setattr__(self, "memory", _quantity(self.memory, "bytes", "memory"))
+            object.__setattr__(self, "flops", rates)
+            object.__setattr__(self, "bandwidth", _rate(self.bandwidth, "bytes per second", "bandwidth"))
+            object.__setattr__(self, "launch", _seconds(self.launch, "launch"))
+        except InvalidInput as error:
+            raise InvalidInput(f"device {self.name!r:.60}: {error}") from None
+
     def peak(self, dtype: str) -> float:
         """FLOP/s for arithmetic in this dtype."""
-        rate = self.flops.get(dtype, self.flops.get("default", math.nan))
-        if math.isnan(rate):
-            known = ", ".join(self.flops) or "none"
-            raise InvalidInput(f"device {self.name!r} gives no FLOP rate for {dtype!r} (it has: {known})")
+        rate = self.flops.get(dtype, self.flops.get("default"))
+        if rate is None:
+            known = listed(list(self.flops)) or "none"
+            raise InvalidInput(
+                f"device {self.name!r:.60} gives no FLOP rate for {dtype!r:.60} (it has: {known}); "
+                "add one to its flops, or a default"
+            )
         return rate
 
 
@@ -50,6 +80,22 @@ class Link:
     latency: float = 0.0  # seconds
     via: tuple[str, ...] = ()  # serial channels that it shares with other links; none = a channel of its own
 
+    def __post_init__(self) -> None:
+        try:
+            if not isinstance(self.via, tuple):
+                raise InvalidInput(f"via: must be a tuple of channel names, found {self.via!r:.60}")
+            for name in (self.source, self.target, *self.via):
+                check_text(name, "a name")
+            if len(set(self.via)) < len(self.via):
+                raise InvalidInput("via: names a channel twice")
+            object.__setattr__(self, "bandwidth", _rate(self.bandwidth, "bytes per second", "bandwidth"))
+            object.__setattr__(self, "latency", _seconds(self.latency, "latency"))
+        except InvalidInput as error:
+            raise InvalidInput(f"{self}: {error}") from None
+
+    def __str__(self) -> str:
+        return f"link {self.source!s:.60} -> {self.target!s:.60}"
+
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
@@ -60,20 +106,20 @@ class Cluster:
     name: str = "cluster"
 
     def __post_init__(self) -> None:
-        names = [device.name for device in self.devices]
-        if not names:
-            raise InvalidInput(f"cluster {self.name!r} has no device")
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidInput(f"cluster {self.name!r}: two devices are named {name!r}")
-        for device in self.devices:
-            for what, value in (("memory", device.memory), ("bandwidth", device.bandwidth), ("launch", device.launch)):
-                if not value >= 0:
-                    raise InvalidInput(f"device {device.name!r}: {what} = {value}: it must be zero or more")
-            if math.isinf(device.launch):
-                raise InvalidInput(f"device {device.name!r}: launch = {device.launch}: it must be finite")
-            if not device.bandwidth > 0 or any(not rate > 0 for rate in device.flops.values()):
-                raise InvalidInput(f"device {device.name!r}: bandwidth and FLOP rates must be above zero")
+        check_text(self.name, "the cluster's name")
+        for what, kind in (("devices", Device), ("links", Link)):
+            given = getattr(self, what)
+            if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
+                raise InvalidInput(f"cluster {self.name!r:.60}: {what}: must be {kind.__name__} objects")
+            object.__setattr__(self, what, tuple(given))
+        if not self.devices:
+            raise InvalidInput(f"cluster {self.name!r:.60} has no device")
+        check_device_count(self.num_devices)
+        seen: set[str] = set()
+        for name in self.device_names:
+            if name in seen:
+                raise InvalidInput(f"cluster {self.name!r:.60}: two devices are named {name!r:.60}")
+            seen.add(name)
         self._link_of, self.channels  # noqa: B018 - raise on an unknown device, a missing link, an unclear name
 
     @classmethod
@@ -100,7 +146,7 @@ class Cluster:
         numbers = [str(i) for i in range(self.num_devices)]
         if name in numbers:
             return numbers.index(name)
-        raise InvalidInput(f"cluster {self.name!r} has no device {name!r}; it has {', '.join(self.device_names)}")
+        raise InvalidInput(f"cluster {self.name!r:.60} has no device {name!r:.60}; it has {listed(self.device_names)}")
 
     @cached_property
     def _link_of(self) -> dict[tuple[int, int], Link]:
@@ -109,22 +155,18 @@ class Cluster:
         for link in self.links:
             for end in (link.source, link.target):
                 if end not in position:
-                    raise InvalidInput(f"cluster {self.name!r}: a link names the unknown device {end!r}")
+                    raise InvalidInput(f"cluster {self.name!r:.60}: a link names the unknown device {end!r:.60}")
             pair = (position[link.source], position[link.target])
-            where = f"cluster {self.name!r}: link {link.source} -> {link.target}"
-            if pair[0] == pair[1]:
-                raise InvalidInput(f"{where} joins a device to itself")
-            if pair in found:
-                raise InvalidInput(f"{where} is given twice")
-            if not link.bandwidth > 0 or not 0 <= link.latency < math.inf:
-                raise InvalidInput(f"{where}: bandwidth must be above zero and latency zero or more")
-            if len(set(link.via)) < len(link.via):
-                raise InvalidInput(f"{where}: via names a channel twice")
+            if pair[0] == pair[1] or pair in found:
+                what = "joins a device to itself" if pair[0] == pair[1] else "is given twice"
+                raise InvalidInput(f"cluster {self.name!r:.60}: {link} {what}")
             found[pair] = link
-        for a, source in enumerate(self.device_names):
-            for b, target in enumerate(self.device_names):
-                if a != b and (a, b) not in found:
-                    raise InvalidInput(f"cluster {self.name!r} has no link from {source!r} to {target!r}; add one")
+        for a, b in permutations(range(self.num_devices), 2):
+            if (a, b) not in found:
+                source, target = self.device_names[a], self.device_names[b]
+                raise InvalidInput(
+                    f"cluster {self.name!r:.60} has no link from {source!r:.60} to {target!r:.60}; add one"
+                )
         return found
 
     # ---- arrays for the simulator ----------------------------------------------------------------------------------
@@ -142,7 +184,7 @@ class Cluster:
     @cached_property
     def memory(self) -> NDArray[np.float64]:
         """[D] bytes."""
-        return np.array([device.memory for device in self.devices], np.float64)
+        return _frozen(np.array([device.memory for device in self.devices], np.float64))
 
     @cached_property
     def channels(self) -> tuple[str, ...]:
@@ -151,8 +193,13 @@ class Cluster:
         own = [f"{link.source}->{link.target}" for link in self.links if not link.via]
         if len(set(own)) < len(own):  # only if device names hold arrows themselves
             twice = next(name for i, name in enumerate(own) if name in own[:i])
-            raise InvalidInput(f"cluster {self.name!r}: two links are called {twice!r}; rename a device")
+            raise InvalidInput(f"cluster {self.name!r:.60}: two links are called {twice!r:.60}; rename a device")
         return tuple(dict.fromkeys([*named, *own]))
+
+    @property
+    def has_shared_channels(self) -> bool:
+        """Whether some link names channels; if none does, each has one of its own."""
+        return any(link.via for link in self.links)
 
     @cached_property
     def channels_of(self) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -164,16 +211,19 @@ class Cluster:
         }
 
     @cached_property
+    def link_channels(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`channels_of` as (start [D * D + 1], channels): from a to b they begin at start[a * D + b]."""
+        every = [self.channels_of.get((a, b), ()) for a in range(self.num_devices) for b in range(self.num_devices)]
+        start = np.cumsum([0, *map(len, every)]).astype(np.int32)
+        return _frozen(start), _frozen(np.array(list(chain.from_iterable(every)), np.int32))
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over the content."""
         devices = [
-            (d.name, d.kind, float(d.memory), sorted((dtype, float(rate)) for dtype, rate in d.flops.items()),
-             float(d.bandwidth), float(d.launch), bool(d.copies))
-            for d in self.devices
-        ]  # fmt: skip
-        links = sorted(
-            (link.source, link.target, float(link.bandwidth), float(link.latency), link.via) for link in self.links
-        )
+            (d.name, d.kind, d.memory, sorted(d.flops.items()), d.bandwidth, d.launch, d.copies) for d in self.devices
+        ]
+        links = sorted((link.source, link.target, link.bandwidth, link.latency, link.via) for link in self.links)
         return hashlib.sha256(json.dumps([self.name, devices, links]).encode()).hexdigest()
 
     def with_memory(self, limits: Mapping[str, float]) -> Cluster:
@@ -188,14 +238,47 @@ class Cluster:
         matrix = np.zeros((self.num_devices, self.num_devices))
         for pair, value in entries.items():
             matrix[pair] = value
-        matrix.flags.writeable = False
-        return matrix
+        return _frozen(matrix)
 
 
 def full_mesh(
     devices: Sequence[Device], bandwidth: float = math.inf, latency: float = 0.0, name: str = "cluster"
 ) -> Cluster:
     """A cluster where every ordered pair of devices has a dedicated link of the same kind."""
-    names = [device.name for device in devices]
-    links = tuple(Link(a, b, bandwidth, latency) for a in names for b in names if a != b)
+    check_device_count(len(devices))
+    links = tuple(Link(a.name, b.name, bandwidth, latency) for a, b in permutations(devices, 2))
     return Cluster(tuple(devices), links, name)
+
+
+def check_device_count(count: int) -> None:
+    """To be asked before links are made for so many devices."""
+    if count > MAX_DEVICES:
+        raise InvalidInput(f"devices: must be at most {MAX_DEVICES}, found {count}")
+
+
+def _quantity(value: float, dimension: str, where: str) -> float:
+    if type(value) is float and 0.0 <= value <= LARGEST:  # the usual case, and there can be a million links
+        return value
+    try:
+        return parse_quantity(value, dimension)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None
+
+
+def _rate(value: float, dimension: str, where: str) -> float:
+    rate = _quantity(value, dimension, where)
+    if rate < 1.0 / LARGEST:
+        raise InvalidInput(f"{where}: must be at least {1.0 / LARGEST:g} and not zero, found {rate:g}")
+    return rate
+
+
+def _seconds(value: float, where: str) -> float:
+    seconds = _quantity(value, "seconds", where)
+    if math.isinf(seconds):
+        raise InvalidInput(f"{where}: must be finite, found inf")
+    return seconds
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array

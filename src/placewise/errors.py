@@ -1,5 +1,8 @@
 """Everything that Placewise raises on purpose. Each class carries the exit code that the command line uses."""
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class PlacewiseError(Exception):
     """Base class: the message says what is wrong, where, and what to do."""
@@ -23,3 +26,19 @@ class Unsupported(PlacewiseError):
     """The request is well formed, but this planner or installation cannot serve it."""
 
     exit_code = 4
+
+
+def check_text(value: Any, where: str) -> None:
+    """Names must be text, and such text as a file can hold."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{where}: must be text, found {value!r:.60}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{where}: {value!r:.60} holds half a character and cannot be saved; rename it") from None
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for an error, however many there are and however long they are."""
+    shown = ", ".join(f"{name:.60}" for name in names[:8])
+    return shown if len(names) <= 8 else f"{shown}, ... ({len(names)} in all)"

@@ -2,17 +2,19 @@
 
 JSON files say what they are ("placewise-graph/1") and hold one list per property, so that 100,000 ops load in a moment.
 Numbers are in SI units and come back exactly; null stands for unlimited, and for the time of an op on a device that
-cannot run it. Every file may be compressed by gzip.
+cannot run it. Every file may be compressed by gzip. Every error begins with the file's name.
 """
 
 from __future__ import annotations
 
 import difflib
 import gzip
+import hashlib
 import json
 import math
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ import numpy as np
 
 from placewise.cluster import Cluster, Device, Link
 from placewise.costs import LABELS, Costs
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, listed
 from placewise.graph import OP_DEFAULTS, PHASES, Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
@@ -37,9 +39,12 @@ if TYPE_CHECKING:
     from placewise._schemas import ClusterData, CostsData, GraphData, ProblemData
     from placewise.transforms import Contraction
 
-#: How much a file may hold once decompressed; what is larger is refused before it fills the memory.
-MAX_BYTES = 2 * 1024**3
-MAX_YAML_BYTES = 4 * 1024**2
+#: How much a file may hold once decompressed; what is larger is refused before it fills the memory, and not written.
+MAX_BYTES = 512 * 1024**2
+#: Numbers, texts, lists and objects of a JSON file: each takes up to a hundred bytes once read, even if it is "[]".
+MAX_VALUES = 20_000_000
+MAX_YAML_BYTES = 1024**2
+MAX_YAML_DEPTH = 32
 
 #: The columns of "ops" in a file, and the fields of `Graph` that they are.
 _OP_COLUMNS: Final = {"name": "op_names", "kind": "op_kinds", "dtype": "op_dtypes", "module": "op_modules"} | {
@@ -76,17 +81,21 @@ def load_problem(
 
     if isinstance(found, Graph):
         if cluster is None:
-            raise InvalidInput(f"{model} needs a cluster: a YAML file, or one of {', '.join(bundled_boxes())}")
-        cluster = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+            raise InvalidInput(f"{model}: needs a cluster: a YAML file, or one of {', '.join(bundled_boxes())}")
         if not place_parameters:
             folded = found.collapse_parameters()
             _check_pins_of_folded(found, folded, pins or {})
             found = folded.graph
-        found = Problem(found, cluster)
+        if isinstance(cluster, Cluster):
+            found = Problem(found, cluster)
+        else:
+            box = load_cluster(cluster)
+            with _naming(cluster):  # the cluster may lack a rate that the model needs
+                found = Problem(found, box)
     elif cluster is not None:
-        raise InvalidInput(f"{model} already has a cluster: leave the other one out")
+        raise InvalidInput(f"{model}: already has a cluster: leave the other one out")
     elif place_parameters:
-        raise InvalidInput(f"{model} is a whole problem: whether parameters are placed is part of it")
+        raise InvalidInput(f"{model}: is a whole problem: whether parameters are placed is part of it")
 
     changes: dict[str, Any] = {
         "objective": objective, "execution": execution, "pins": pins, "contiguous": contiguous,
@@ -100,34 +109,37 @@ def _check_pins_of_folded(graph: Graph, folded: Contraction, pins: Mapping[str, 
     """Say where a pinned parameter went, instead of that there is no such op."""
     for name in pins.keys() & set(graph.op_names) - set(folded.graph.op_names):
         owner = folded.graph.op_names[folded.label[graph.op_index(name)]]
-        raise InvalidInput(f"{name!r} is a parameter of {owner!r} and lives with it; pin that op, or place parameters")
+        raise InvalidInput(
+            f"{name!r:.60} is a parameter of {owner!r:.60} and lives with it; pin that op, or place parameters"
+        )
 
 
 def _load_graph_or_problem(path: Path) -> Graph | Problem:
     """By what the file says it is, or by its keys where it is of a published format that does not say."""
     with _naming(path):
         data = _read_json(path)
-    keys = data.keys() if isinstance(data, dict) else set()
-    name = path.name.removesuffix(".gz").removesuffix(".json")
-    if "format" in keys and data["format"] == "placement-instance/1":
-        from placewise.importers import instances
+        keys = data.keys() if isinstance(data, dict) else set()
+        name = path.name.removesuffix(".gz").removesuffix(".json")
+        if "format" in keys and data["format"] == "placement-instance/1":
+            from placewise.importers import instances
 
-        return instances.load(data, name)
-    if {"maxSizePerFPGA", "maxFPGAs", "nodes", "edges"} <= keys:
-        from placewise.importers import dnn_partitioning
+            return instances.load(data, name)
+        if {"maxSizePerFPGA", "maxFPGAs", "nodes", "edges"} <= keys:
+            from placewise.importers import dnn_partitioning
 
-        return dnn_partitioning.load(data, name)
-    with _naming(path):
+            return dnn_partitioning.load(data, name)
         kind, content = _unwrapped(data, "graph", "problem")
         return _graph_in(content) if kind == "graph" else _problem_in(content)
 
 
 def _existing(path: str | Path, what: str, bundled: Sequence[str]) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidInput(f"{path!r:.60}: must be the name of a file or of a bundled {what}")
     if os.path.exists(path):
         return Path(path)
     close = difflib.get_close_matches(str(path), bundled, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise InvalidInput(f"{str(path)!r} is neither a file nor a bundled {what}{hint}; bundled are {', '.join(bundled)}")
+    raise InvalidInput(f"{path}: neither a file nor a bundled {what}{hint}; bundled are {', '.join(bundled)}")
 
 
 # ---- problems --------------------------------------------------------------------------------------------------------
@@ -185,9 +197,9 @@ def _build_costs(data: CostsData, ops: int, devices: Sequence[str]) -> Costs:
     columns = {"costs.seconds": data.seconds} | ({"costs.labels": data.labels} if data.labels is not None else {})
     for where, table in columns.items():
         if table.keys() != set(devices):
-            raise InvalidInput(f"{where} must have a list for each device: {', '.join(devices)}")
+            raise InvalidInput(f"{where}: must have a list for each device: {listed(devices)}")
         for device, column in table.items():
-            _need_length(column, ops, f"{where}.{device}")
+            _need_length(column, ops, f"{where}.{device:.60}")
     seconds = np.array([data.seconds[device] for device in devices], np.float64).T
     seconds[np.isnan(seconds)] = math.inf  # null has become NaN
     if data.labels is None:
@@ -292,7 +304,11 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write a cluster file: numbers in SI units, one entry per direction of a link."""
     import yaml
 
-    write_text(path, yaml.safe_dump(_cluster_out(cluster), sort_keys=False, width=120))
+    text = yaml.dump(_cluster_out(cluster), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
+    with _naming(path):
+        if len(text) > MAX_YAML_BYTES:
+            raise InvalidInput("the cluster is too large for a cluster file; save a problem with it instead")
+    write_text(path, text)
 
 
 def _build_cluster(data: ClusterData) -> Cluster:
@@ -339,7 +355,11 @@ def _cluster_out(cluster: Cluster) -> dict[str, Any]:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan file, check that the plan keeps every constraint, and simulate it anew."""
+    """Read a plan file, check that the plan keeps every constraint, and simulate it anew.
+
+    The value is proved by that. The lower bound is what the planner proved when it planned: it is only checked to be
+    unedited (by a digest) and no larger than the value.
+    """
     with _naming(path):
         return _plan_in(_unwrapped(_read_json(path), "plan")[1])
 
@@ -347,20 +367,23 @@ def load_plan(path: str | Path) -> Plan:
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan file with its problem inside, so that it can be checked and used alone (gzip if named .gz)."""
     names = plan.problem.cluster.device_names
+    answer: dict[str, Any] = {
+        "devices": [names[device] for device in plan.placement.tolist()],
+        "order": None if plan.order is None else plan.order.tolist(),
+        "value": float(plan.value),
+        "lower_bound": float(plan.lower_bound),
+    }
     content = {
         "planner": plan.planner,
         "version": plan.version,
         "seed": plan.seed,
         "options": dict(plan.options),
-        "value": plan.value,
-        "lower_bound": plan.lower_bound,
         "seconds": plan.seconds,
         "evaluations": plan.evaluations,
         "stopped": plan.stopped,
         "history": plan.history,
-        "devices": [names[device] for device in plan.placement.tolist()],
-        "order": None if plan.order is None else plan.order.tolist(),
-        "digests": _digests(plan.problem),
+        **answer,
+        "digests": _digests(plan.problem) | {"answer": _digest_of(**answer)},
         "problem": _problem_out(plan.problem),
     }
     _write_json(path, "plan", content)
@@ -368,7 +391,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 def _plan_in(content: Any) -> Plan:
     from placewise._schemas import PlanData, validated
-    from placewise.simulator import simulate, violations
+    from placewise.simulator import evaluate, violations
 
     data = validated(PlanData, content)
     problem = _build_problem(data.problem)
@@ -381,20 +404,26 @@ def _plan_in(content: Any) -> Plan:
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     for i, name in enumerate(data.devices):
         if name not in number:
-            raise InvalidInput(f"devices[{i}]: the cluster has no device {name!r}; it has {', '.join(number)}")
+            raise InvalidInput(f"devices[{i}]: the cluster has no device {name!r:.60}; it has {listed(list(number))}")
     placement = np.array([number[name] for name in data.devices], np.int32)
     order = None if data.order is None else np.array(data.order, np.int32)
     if order is not None and not np.array_equal(np.sort(order), np.arange(problem.num_ops)):
-        raise InvalidInput("order must hold every op once")
+        raise InvalidInput("order: must hold every op once")
 
-    if broken := violations(problem, placement, order):
-        raise InvalidInput(f"the plan breaks its problem's constraints: {'; '.join(broken)}")
-    value = simulate(problem, placement, order).value
+    simulated = evaluate(problem, placement, order)
+    if not simulated.feasible[0]:
+        broken = "; ".join(violations(problem, placement, order))
+        raise InvalidInput(f"the plan breaks its problem's constraints: {broken}")
+    value = float(simulated.value[0])
     if not math.isclose(value, data.value, rel_tol=1e-9):
         raise InvalidInput(
             f"the plan was stored with value {data.value}, but simulates to {value}: it was edited, or made by another "
-            f"version of Placewise ({data.version}); plan the problem anew"
+            f"version of Placewise ({data.version:.60}); plan the problem anew"
         )
+    if data.lower_bound > data.value * (1 + 1e-9):
+        raise InvalidInput(f"lower_bound: must be at most the value, {data.value}, found {data.lower_bound}")
+    if data.digests.answer != _digest_of(data.devices, data.order, data.value, data.lower_bound):
+        raise InvalidInput("devices, order, value or lower_bound were edited after the plan was made: plan anew")
     return Plan(
         problem=problem,
         placement=placement,
@@ -421,9 +450,13 @@ def _digests(problem: Problem) -> dict[str, str]:
     }
 
 
+def _digest_of(devices: list[str], order: list[int] | None, value: float, lower_bound: float) -> str:
+    return hashlib.sha256(json.dumps([devices, order, value, lower_bound]).encode()).hexdigest()
+
+
 def _need_length(values: Sequence[Any], expected: int, where: str) -> None:
     if len(values) != expected:
-        raise InvalidInput(f"{where} has {len(values)} entries where {expected} are needed")
+        raise InvalidInput(f"{where}: must have {expected} entries, found {len(values)}")
 
 
 # ---- JSON and YAML ---------------------------------------------------------------------------------------------------
@@ -436,6 +469,8 @@ def _naming(path: str | Path) -> Iterator[None]:
         yield
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
+    except (MemoryError, RecursionError):
+        raise InvalidInput(f"{path}: too large or nested too deep for this machine") from None
 
 
 def _unwrapped(data: Any, *kinds: str) -> tuple[str, dict[str, Any]]:
@@ -461,11 +496,13 @@ def _read_json(path: str | Path) -> Any:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            raise InvalidInput(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.60} is given twice")
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise InvalidInput(f"the key {twice!r:.60} is given twice")
         return found
 
     text = _read_text(path, MAX_BYTES)
+    _check_amount(text)
     try:
         return json.loads(text, parse_constant=refuse, object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
@@ -484,44 +521,57 @@ def _write_json(path: str | Path, kind: str, content: dict[str, Any]) -> None:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: cannot be written as JSON: {error}") from None
+    with _naming(path):  # what could not be read again is not written
+        _check_amount(text)
+        if len(text) > MAX_BYTES:
+            raise InvalidInput(f"larger than {format_bytes(MAX_BYTES)}")
     write_text(path, text)
+
+
+def _check_amount(text: str) -> None:
+    """Before anything is made of it. Counts marks within texts too, of which there are few."""
+    if sum(map(text.count, ",[{")) > MAX_VALUES:
+        raise InvalidInput(f"holds more than {MAX_VALUES:,} values")
 
 
 def _read_yaml(path: str | Path) -> Any:
     import yaml
 
-    class PlainLoader(yaml.SafeLoader):
-        """No aliases, which can make a small file expand without end, and no key that silently replaces another."""
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            if getattr(event, "anchor", None) is not None:
-                raise yaml.composer.ComposerError(None, None, "anchors and aliases are not allowed", event.start_mark)
-            return super().compose_node(parent, index)
+    class PlainLoader(fast):  # type: ignore[misc, valid-type]
+        """No key that replaces another, silently or by a merge."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys: set[str] = set()
             for key, _ in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     continue  # refused below
-                if key.value in keys:
-                    problem = f"the key {key.value!r:.60} is given twice"
+                merges = key.tag == "tag:yaml.org,2002:merge"
+                if merges or key.value in keys:
+                    problem = "merge keys are not allowed" if merges else f"the key {key.value!r:.60} is given twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 keys.add(key.value)
             return super().construct_mapping(node, deep)
 
     text = _read_text(path, MAX_YAML_BYTES)
     try:
+        # Looked through first: aliases can make a small file expand without end, and depth can exhaust the C stack.
+        depth = 0
+        for event in yaml.parse(text, Loader=fast):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_YAML_DEPTH:
+                raise InvalidInput("lists or mappings are nested too deep")
+            if getattr(event, "anchor", None) is not None:
+                raise yaml.composer.ComposerError(None, None, "anchors and aliases are not allowed", event.start_mark)
         return yaml.load(text, Loader=PlainLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise InvalidInput(f"not a cluster in YAML{place}: {what}") from None
-    except RecursionError:
-        raise InvalidInput("lists or mappings are nested too deep") from None
+        raise InvalidInput(f"not a cluster in YAML{place}: {what:.200}") from None
     except (yaml.YAMLError, ValueError) as error:  # a character, a date or a number that cannot be
-        raise InvalidInput(f"not a cluster in YAML: {' '.join(str(error).split())}") from None
+        raise InvalidInput(f"not a cluster in YAML: {' '.join(str(error).split()):.200}") from None
 
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------
@@ -564,10 +614,12 @@ def write_text(path: str | Path, text: str) -> None:
             raw = gzip.compress(raw, compresslevel=6, mtime=0)  # without the time, equal content gives equal files
         target = Path(os.path.realpath(path))
         if os.path.lexists(target) and not target.is_file() and not target.is_dir():
-            raise InvalidInput(f"{path}: it is not a regular file, so it is left alone")
+            raise InvalidInput(f"{path}: not a regular file, so it is left alone")
         temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
             with open(temporary, "xb") as file:
+                if target.exists():  # and perhaps is nobody else's business
+                    os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, check_text
+from placewise.quantities import LARGEST
 
 if TYPE_CHECKING:
     from placewise.transforms import Contraction
@@ -40,7 +41,9 @@ class Graph:
 
     A tensor has one producer, a size and any number of consumers; it crosses to a device once, however many
     consumers it has there. Parameters and state are ops too (see `STORED_KINDS`): their placement is their residency.
-    Sizes are bytes, kept as float64 because published cost tables hold fractional ones.
+    Sizes are bytes, kept as float64 because published cost tables hold fractional ones; none exceeds
+    `quantities.LARGEST`. Arrays that describe each op's surroundings come as (start, items) pairs: op i has
+    items[start[i]:start[i + 1]].
     """
 
     name: str
@@ -84,26 +87,30 @@ class Graph:
         models: Sequence[str] | None = None,
     ) -> Graph:
         """Build and validate. Per-op arguments are one value for all or one per op; edges are (tensor, consumer)."""
-        n = len(op_names)
-        producer = _ints(tensor_producer, None, "tensors.producer")
+        check_text(name, "the graph's name")
+        if isinstance(op_names, str):
+            raise InvalidInput(f"ops.name: must be a list of texts, found {op_names!r:.60}")
+        names = _texts(op_names, None, "ops.name")
+        n = len(names)
+        producer = to_ints(tensor_producer, None, "tensors.producer")
         tensors = len(producer)
-        of_tensor = _ints(edge_tensor, None, "edges.tensor")
-        consumer = _ints(edge_consumer, len(of_tensor), "edges.consumer")
+        of_tensor = to_ints(edge_tensor, None, "edges.tensor")
+        consumer = to_ints(edge_consumer, len(of_tensor), "edges.consumer")
         consumer_ptr, consumers = _consumer_lists(of_tensor, consumer, tensors, n)
         graph = cls(
             name=name,
-            op_names=tuple(op_names),
-            op_kinds=_strings(op_kinds, n, "ops.kind"),
-            op_dtypes=_strings(op_dtypes, n, "ops.dtype"),
-            op_modules=_strings(op_modules, n, "ops.module"),
+            op_names=names,
+            op_kinds=_texts(op_kinds, n, "ops.kind"),
+            op_dtypes=_texts(op_dtypes, n, "ops.dtype"),
+            op_modules=_texts(op_modules, n, "ops.module"),
             flops=_sizes(flops, n, "ops.flops"),
             bytes_accessed=_sizes(bytes_accessed, n, "ops.bytes_accessed"),
             scratch=_sizes(scratch, n, "ops.scratch"),
             resident=_sizes(resident, n, "ops.resident"),
-            phase=_ints(phase, n, "ops.phase"),
-            model=_ints(model, n, "ops.model"),
-            group=_ints(group, n, "ops.group"),
-            models=tuple(models) if models is not None else (name,),
+            phase=to_ints(phase, n, "ops.phase"),
+            model=to_ints(model, n, "ops.model"),
+            group=to_ints(group, n, "ops.group"),
+            models=(name,) if models is None else _texts(models, None, "models"),
             tensor_producer=producer,
             tensor_bytes=_sizes(tensor_bytes, tensors, "tensors.bytes"),
             consumer_ptr=consumer_ptr,
@@ -135,12 +142,27 @@ class Graph:
     @cached_property
     def edge_tensor(self) -> Ints:
         """[E] the tensor of each edge, beside `consumers`."""
-        return np.repeat(np.arange(self.num_tensors, dtype=np.int32), np.diff(self.consumer_ptr))
+        return _frozen(np.repeat(np.arange(self.num_tensors, dtype=np.int32), np.diff(self.consumer_ptr)))
 
     @cached_property
     def edge_producer(self) -> Ints:
         """[E] the op at the head of each edge, beside `consumers`."""
-        return self.tensor_producer[self.edge_tensor]
+        return _frozen(self.tensor_producer[self.edge_tensor])
+
+    @cached_property
+    def outputs(self) -> tuple[Ints, Ints]:
+        """(start [N + 1], tensors [T]): the tensors that each op makes."""
+        return _grouped(self.tensor_producer, self.num_ops)
+
+    @cached_property
+    def in_edges(self) -> tuple[Ints, Ints]:
+        """(start [N + 1], edges [E]): the edges over which each op reads, by tensor."""
+        return _grouped(self.consumers, self.num_ops)
+
+    @cached_property
+    def out_edges(self) -> tuple[Ints, Ints]:
+        """(start [N + 1], edges [E]): the edges over which each op is read, by tensor, then by consumer."""
+        return _grouped(self.edge_producer, self.num_ops)
 
     @cached_property
     def is_stored(self) -> NDArray[np.bool_]:
@@ -153,7 +175,7 @@ class Graph:
         held = self.resident.copy()
         stored = self.is_stored[self.tensor_producer]
         np.add.at(held, self.tensor_producer[stored], self.tensor_bytes[stored])
-        return held
+        return _frozen(held)
 
     @cached_property
     def topological_order(self) -> Ints:
@@ -161,9 +183,8 @@ class Graph:
         if bool(np.all(self.edge_producer < self.consumers)):
             return np.arange(self.num_ops, dtype=np.int32)
         waiting = np.bincount(self.consumers, minlength=self.num_ops).tolist()
-        by_producer = np.argsort(self.edge_producer, kind="stable")
-        children = self.consumers[by_producer].tolist()
-        start = np.searchsorted(self.edge_producer[by_producer], np.arange(self.num_ops + 1)).tolist()
+        start, edges = self.out_edges[0].tolist(), self.out_edges[1]
+        children = self.consumers[edges].tolist()
         order = [op for op in range(self.num_ops) if waiting[op] == 0]
         for op in order:
             for child in children[start[op] : start[op + 1]]:
@@ -171,16 +192,15 @@ class Graph:
                 if waiting[child] == 0:
                     order.append(child)
         if len(order) < self.num_ops:
-            raise InvalidInput(f"graph {self.name!r} has a cycle: {self._describe_cycle(waiting)}")
+            raise InvalidInput(f"graph {self.name!r:.60} has a cycle: {self._describe_cycle(waiting)}")
         return np.array(order, np.int32)
 
     def op_index(self, name: str) -> int:
         """The position of the op with this name."""
         if name not in self._position:
-            near = get_close_matches(name, self.op_names[:100_000], 1)
-            raise InvalidInput(
-                f"graph {self.name!r} has no op named {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+            near = get_close_matches(name, self.op_names[:10_000], 1) if len(name) < 200 else []
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidInput(f"graph {self.name!r:.60} has no op named {name!r:.60}{hint}")
         return self._position[name]
 
     @cached_property
@@ -214,19 +234,19 @@ class Graph:
         if len(set(self.op_names)) < n:
             seen: set[str] = set()
             twice = next(name for name in self.op_names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise InvalidInput(f"graph {self.name!r}: two ops are named {twice!r}; op names must differ")
+            raise InvalidInput(f"graph {self.name!r:.60}: two ops are named {twice!r:.60}; op names must differ")
         _within(self.phase, 0, len(PHASES), "ops.phase", self.op_names)
         _within(self.model, 0, len(self.models), "ops.model", self.op_names)
         _within(self.group, -1, 2**31 - 1, "ops.group", self.op_names)
         bad = np.flatnonzero((self.tensor_producer < 0) | (self.tensor_producer >= n))
         if len(bad):
             raise InvalidInput(
-                f"graph {self.name!r}: tensors.producer[{bad[0]}] = {self.tensor_producer[bad[0]]}, "
-                f"but there are {n} ops: the tensor dangles"
+                f"tensors.producer[{bad[0]}]: there is no op {self.tensor_producer[bad[0]]}: there are {n} ops"
             )
         if tensors and self.is_stored[self.consumers].any():
             op = self.consumers[np.argmax(self.is_stored[self.consumers])]
-            raise InvalidInput(f"graph {self.name!r}: {self.op_kinds[op]} {self.op_names[op]!r} cannot have inputs")
+            what = f"{self.op_kinds[op]} {self.op_names[op]!r:.60}"
+            raise InvalidInput(f"graph {self.name!r:.60}: {what} cannot have inputs")
         self.topological_order  # noqa: B018 - raises on a cycle
 
     def _describe_cycle(self, waiting: list[int]) -> str:
@@ -238,7 +258,7 @@ class Graph:
         while op not in step:
             step[op] = len(step)
             op = blocked_by[op]
-        loop = [self.op_names[i] for i in reversed(list(step)[step[op] :])]
+        loop = [f"{self.op_names[i]:.60}" for i in reversed(list(step)[step[op] :])]
         shown = loop if len(loop) <= 6 else [*loop[:3], "...", *loop[-2:]]
         return " -> ".join([*shown, loop[0]])
 
@@ -273,26 +293,29 @@ class GraphBuilder:
         """Add an op; `outputs` are the sizes of its output tensors, `columns` other per-op fields of `Graph.create`."""
         if unknown := columns.keys() - OP_DEFAULTS.keys():
             raise InvalidInput(f"op {name!r}: {min(unknown)!r} is not one of {', '.join(OP_DEFAULTS)}")
-        index = len(self._ops)
+        index, given = len(self._ops), list(inputs)
+        if not all(isinstance(tensor, Tensor) for tensor in given):
+            raise InvalidInput(f"op {name!r}: inputs must be tensors that `op` has returned")
         self._ops.append({"op_names": name, "op_kinds": kind, **columns})
-        self._edges.extend((tensor.index, index) for tensor in inputs)
+        self._edges.extend((tensor.index, index) for tensor in given)
         first = len(self._producer)
         self._producer.extend([index] * len(outputs))
-        self._bytes.extend(float(size) for size in outputs)
+        self._bytes.extend(outputs)
         return [Tensor(i) for i in range(first, len(self._producer))]
 
     def size(self, tensor: Tensor) -> float:
         """Bytes of a tensor that was added before."""
-        return self._bytes[tensor.index]
+        return float(self._bytes[tensor.index])
 
     def graph(self) -> Graph:
         """Validate and freeze."""
         columns = {key: [op.get(key, default) for op in self._ops] for key, default in OP_DEFAULTS.items()}
-        models = tuple(f"{self.name}/{i}" for i in range(max(columns["model"], default=0) + 1))
+        last = int(to_ints(columns["model"], None, "ops.model").max(initial=0))
+        models = [f"{self.name}/{i}" for i in range(min(last + 1, len(self._ops)))]
         return Graph.create(
             name=self.name,
             op_names=[op["op_names"] for op in self._ops],
-            models=models if len(models) > 1 else (self.name,),
+            models=models if last else None,
             tensor_producer=self._producer,
             tensor_bytes=self._bytes,
             edge_tensor=[tensor for tensor, _ in self._edges],
@@ -302,62 +325,91 @@ class GraphBuilder:
 
 
 def _consumer_lists(of_tensor: Ints, consumer: Ints, tensors: int, ops: int) -> tuple[Ints, Ints]:
-    for where, values, limit in (("edges.tensor", of_tensor, tensors), ("edges.consumer", consumer, ops)):
-        bad = np.flatnonzero((values < 0) | (values >= limit))
+    for what, values, count in (("tensor", of_tensor, tensors), ("consumer", consumer, ops)):
+        bad = np.flatnonzero((values < 0) | (values >= count))
         if len(bad):
-            raise InvalidInput(f"{where}[{bad[0]}] = {values[bad[0]]}, but there are only {limit}: the tensor dangles")
+            kind = "tensor" if what == "tensor" else "op"
+            raise InvalidInput(
+                f"edges.{what}[{bad[0]}]: there is no {kind} {values[bad[0]]}: there are {count} {kind}s"
+            )
     # An op that reads a tensor twice receives it once, so repeated edges are one edge.
     keys = np.unique(of_tensor.astype(np.int64) * max(ops, 1) + consumer)
     of_tensor, consumer = (keys // max(ops, 1)).astype(np.int32), (keys % max(ops, 1)).astype(np.int32)
     pointer = np.zeros(tensors + 1, np.int32)
     np.cumsum(np.bincount(of_tensor, minlength=tensors), out=pointer[1:])
-    pointer.flags.writeable = consumer.flags.writeable = False
-    return pointer, consumer
+    return _frozen(pointer), _frozen(consumer)
 
 
-def _strings(values: Sequence[str] | str, n: int, where: str) -> tuple[str, ...]:
-    if isinstance(values, str):
-        return (values,) * n
-    _same_length(len(values), n, where)
-    return tuple(values)
+def _grouped(owner: Ints, count: int) -> tuple[Ints, Ints]:
+    """(start [count + 1], items): the positions at which each owner stands."""
+    start = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(owner, minlength=count), out=start[1:])
+    return _frozen(start), _frozen(np.argsort(owner, kind="stable").astype(np.int32))
+
+
+def _texts(values: Sequence[str] | str, n: int | None, where: str) -> tuple[str, ...]:
+    try:
+        texts = (values,) * (n or 0) if isinstance(values, str) else tuple(values)
+    except TypeError:
+        raise InvalidInput(f"{where}: must be a list of texts, found {values!r:.60}") from None
+    try:
+        "".join(texts).encode()  # one check for all, and for each only if that fails
+    except (TypeError, UnicodeEncodeError):
+        for i, text in enumerate(texts):
+            check_text(text, f"{where}[{i}]")
+    if n is not None:
+        _same_length(len(texts), n, where)
+    return texts
 
 
 def _sizes(values: ArrayLike, n: int, where: str) -> Floats:
     try:
-        array = np.asarray(values, np.float64) + 0.0  # a copy, where minus zero has become zero: equal is identical
+        array = np.asarray(values)
+        if array.dtype.kind not in "iufO":  # texts, which NumPy would read
+            raise TypeError
+        array = array.astype(np.float64) + 0.0  # where minus zero has become zero: equal is identical
+        array = np.full(n, array) if array.ndim == 0 else array
+        if array.ndim != 1:
+            raise ValueError
     except (OverflowError, TypeError, ValueError):
-        raise InvalidInput(f"{where} must hold numbers") from None
-    array = np.full(n, array) if array.ndim == 0 else array
+        raise InvalidInput(f"{where}: must be a list of numbers") from None
     _same_length(len(array), n, where)
-    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
+    bad = np.flatnonzero(~((array >= 0) & (array <= LARGEST)))
     if len(bad):
-        raise InvalidInput(f"{where}[{bad[0]}] = {array[bad[0]]}: it must be a finite number, zero or more")
-    array.flags.writeable = False
-    return array
+        raise InvalidInput(f"{where}[{bad[0]}]: must be from 0 to {LARGEST:g}, found {array[bad[0]]}")
+    return _frozen(array)
 
 
-def _ints(values: ArrayLike, n: int | None, where: str) -> Ints:
+def to_ints(values: ArrayLike, n: int | None, where: str) -> Ints:
+    """A frozen copy of `n` whole numbers, or of as many as there are."""
     try:
         array = np.asarray(values)
         array = np.full(n or 0, array) if array.ndim == 0 else array
+        if array.ndim != 1:
+            raise ValueError
         if array.size and (array.dtype.kind not in "iu" or array.max() >= 2**31 or array.min() < -(2**31)):
             raise OverflowError
-    except (OverflowError, ValueError):
-        raise InvalidInput(f"{where} must hold whole numbers below 2^31") from None
+    except (OverflowError, TypeError, ValueError):
+        raise InvalidInput(f"{where}: must be a list of whole numbers below 2^31") from None
     if n is not None:
         _same_length(len(array), n, where)
-    array = array.astype(np.int32)
+    return _frozen(array.astype(np.int32))
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
 
 
 def _same_length(found: int, expected: int, where: str) -> None:
     if found != expected:
-        raise InvalidInput(f"{where} has {found} entries where {expected} are needed")
+        raise InvalidInput(f"{where}: must have {expected} entries, found {found}")
 
 
 def _within(values: Ints, low: int, high: int, where: str, names: tuple[str, ...]) -> None:
     bad = np.flatnonzero((values < low) | (values >= high))
     if len(bad):
         op = int(bad[0])
-        raise InvalidInput(f"{where}[{op}] (op {names[op]!r}) = {values[op]}: it must be in [{low}, {high})")
+        raise InvalidInput(
+            f"{where}[{op}]: must be from {low} to {high - 1}, found {values[op]} (op {names[op]!r:.60})"
+        )

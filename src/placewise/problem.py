@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from placewise.cluster import Cluster
 from placewise.costs import Costs
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, check_text
 from placewise.graph import Graph, Ints
 
 OBJECTIVES: Final = ("latency", "throughput", "completion")
@@ -26,6 +27,21 @@ _CHOICES: Final = {
     "memory": ("live", "static"),
     "pipeline": ("1f1b", "gpipe"),
 }
+
+
+def _check_type(value: Any, kind: type, where: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{where}: must be a {kind.__name__}, found {value!r:.60}")
+
+
+def _check_flag(value: Any, where: str) -> None:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where}: must be True or False, found {value!r:.60}")
+
+
+def _check_count(value: Any, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise InvalidInput(f"{where}: must be a whole number, 1 or more, found {value!r:.60}")
 
 
 @dataclass(frozen=True)
@@ -49,9 +65,10 @@ class Execution:
         for setting, choices in _CHOICES.items():
             given = getattr(self, setting)
             if given not in choices:
-                raise InvalidInput(f"execution.{setting} = {given!r}: it must be one of {', '.join(choices)}")
-        if self.prefetch < 1:
-            raise InvalidInput(f"execution.prefetch = {self.prefetch}: it must be 1 or more")
+                raise InvalidInput(f"execution.{setting}: must be one of {', '.join(choices)}, found {given!r:.60}")
+        _check_count(self.prefetch, "execution.prefetch")
+        _check_flag(self.overlap, "execution.overlap")
+        _check_flag(self.staged, "execution.staged")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,26 +89,44 @@ class Problem:
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        _check_type(self.graph, Graph, "graph")
+        _check_type(self.cluster, Cluster, "cluster")
+        _check_type(self.execution, Execution, "execution")
         if self.costs is None:
             from placewise.costs.roofline import roofline
 
             object.__setattr__(self, "costs", roofline(self.graph, self.cluster))
+        _check_type(self.costs, Costs, "costs")
         if self.objective not in OBJECTIVES:
-            raise InvalidInput(f"objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
+            raise InvalidInput(f"objective: must be one of {', '.join(OBJECTIVES)}, found {self.objective!r:.60}")
         shape = (self.graph.num_ops, self.cluster.num_devices)
         if self.costs.seconds.shape != shape:
             raise InvalidInput(f"costs are for {self.costs.seconds.shape} (ops, devices), the problem has {shape}")
-        if self.max_devices is not None and self.max_devices < 1:
-            raise InvalidInput(f"max_devices = {self.max_devices}: it must be 1 or more")
+        _check_type(self.pins, Mapping, "pins")
+        if not isinstance(self.forbidden, (tuple, list)):
+            raise InvalidInput(f"forbidden: must be a tuple of device names, found {self.forbidden!r:.60}")
+        for name in (*self.pins, *self.pins.values(), *self.forbidden):
+            check_text(name, "a name in pins or forbidden")
+        object.__setattr__(self, "pins", MappingProxyType(dict(self.pins)))
+        object.__setattr__(self, "forbidden", tuple(self.forbidden))
+        _check_flag(self.contiguous, "contiguous")
+        if self.max_devices is not None:
+            _check_count(self.max_devices, "max_devices")
         if self.execution.concurrency == "sequential" and self.objective == "throughput":
             raise InvalidInput("a sequential engine has no pipeline: plan it for latency")
         stuck = np.flatnonzero(~self.allowed.any(axis=1))
         if len(stuck):
             name = self.graph.op_names[stuck[0]]
-            raise InvalidInput(f"op {name!r} may run on no device: check its costs, pins, group and forbidden devices")
+            raise InvalidInput(
+                f"op {name!r:.60} may run on no device: check its costs, pins, group and forbidden devices"
+            )
 
     def __repr__(self) -> str:
         return f"<Problem {self.graph.name!r} on {self.cluster.name!r}, {self.objective}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = [getattr(self, part.name) for part in fields(self) if part.init]
+        return Problem, tuple(dict(x) if isinstance(x, MappingProxyType) else x for x in given)
 
     @property
     def num_ops(self) -> int:
@@ -127,7 +162,9 @@ class Problem:
     @cached_property
     def first_of_unit(self) -> NDArray[np.int64]:
         """[units] the first op of each unit."""
-        return np.unique(self.unit, return_index=True)[1]
+        first = np.unique(self.unit, return_index=True)[1]
+        first.flags.writeable = False
+        return first
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
@@ -146,7 +183,7 @@ class Problem:
     def per_unit(self, values: NDArray[Any], combine: np.ufunc = np.add) -> NDArray[Any]:
         """[units, ...] a per-op array combined over the ops of each unit."""
         if not self.num_ops:
-            return values
+            return values.copy()
         order = np.argsort(self.unit, kind="stable")
         starts = np.searchsorted(self.unit[order], np.arange(self.num_units))
         return combine.reduceat(values[order], starts, axis=0)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Real
+from typing import Any, Final
 
 from placewise.errors import InvalidInput
+
+#: No time, size, amount of work or rate may be larger (infinite memory and rates are), and no rate may be below
+#: 1 / LARGEST, so that no sum or quotient ever overflows.
+LARGEST: Final = 1e24
 
 _BYTES = {"": 1.0, "B": 1.0}
 _BYTES |= {f"{p}B": 1000.0 ** (i + 1) for i, p in enumerate("KMGTP")}
@@ -23,10 +29,10 @@ _UNITS = {
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf)\s*([^\d\s]*)\s*$")
 
 
-def parse_quantity(text: str | float, dimension: str) -> float:
-    """Read a number with an optional unit; a bare number is in SI units."""
+def parse_quantity(text: Any, dimension: str) -> float:
+    """Read a number with an optional unit, from 0 to `LARGEST` or infinite; a bare number is in SI units."""
     units = _UNITS[dimension]
-    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+    if isinstance(text, bool) or not isinstance(text, (str, Real)):
         raise InvalidInput(f"{text!r:.60} is not a number of {dimension}")
     if isinstance(text, str):
         by_case = {unit.lower(): factor for unit, factor in units.items()}
@@ -36,13 +42,17 @@ def parse_quantity(text: str | float, dimension: str) -> float:
             example = {"bytes": "24GiB", "bytes per second": "16GB/s", "seconds": "30s"}.get(dimension, "10TFLOPS")
             raise InvalidInput(f"{text!r:.60} is not a number of {dimension}; write it like {example!r}")
         value = float(match[1]) * factor
+        unlimited = match[1] == "inf"
     else:
         try:
             value = float(text)
-        except OverflowError:
-            raise InvalidInput(f"a number of {dimension} is too large: a number has at most 308 digits") from None
+        except OverflowError:  # and so large that not even the message can hold it
+            raise InvalidInput(f"a number of {dimension} is too large: it must be at most {LARGEST:g}") from None
+        unlimited = math.isinf(value)
     if math.isnan(value) or value < 0:
         raise InvalidInput(f"{text!r:.60} is not a number of {dimension}: it must be zero or more")
+    if value > LARGEST and not unlimited:
+        raise InvalidInput(f"{text!r:.60} is too large for a number of {dimension}: it must be at most {LARGEST:g}")
     return value
 
 

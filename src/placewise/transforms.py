@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placewise.errors import InvalidInput
-from placewise.graph import OP_DEFAULTS, Graph, Ints
+from placewise.graph import OP_DEFAULTS, Graph, Ints, to_ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,20 +21,21 @@ class Contraction:
 
     def expand(self, placement: ArrayLike) -> NDArray[Any]:
         """A per-op array of the smaller graph (a placement, say), read for the larger graph."""
-        return np.asarray(placement)[self.label]
+        given = np.asarray(placement)
+        if given.shape[:1] != (self.graph.num_ops,):
+            raise InvalidInput(f"placement: must have {self.graph.num_ops} entries, found an array {given.shape}")
+        return given[self.label]
 
 
 def contract(graph: Graph, label: ArrayLike) -> Contraction:
     """Fuse the ops that share a label (0..K-1). Work and residency add up, scratch is the largest; a tensor that
     nobody outside its group reads disappears. A grouping whose quotient has a cycle is an error.
     """
-    of_op = np.asarray(label, np.int32)
-    if len(of_op) != graph.num_ops:
-        raise InvalidInput(f"{len(of_op)} labels for {graph.num_ops} ops")
+    of_op = to_ints(label, graph.num_ops, "labels")
     k = int(of_op.max(initial=-1)) + 1
-    size = np.bincount(of_op[of_op >= 0], minlength=k)
-    if (of_op < 0).any() or (size == 0).any():
-        raise InvalidInput("labels must be 0..K-1 with no gap")
+    if (of_op < 0).any() or len(np.unique(of_op)) < k:
+        raise InvalidInput("labels: must be 0..K-1 with no gap")
+    size = np.bincount(of_op, minlength=k)
 
     # The first op that computes something gives the group its name and character.
     leader = np.full(k, 2 * graph.num_ops, np.int64)
@@ -87,21 +88,22 @@ def collapse_parameters(graph: Graph) -> Contraction:
     (tied weights, say) has no such home and stays an op.
     """
     label = np.arange(graph.num_ops)
-    read = graph.is_stored[graph.edge_producer]
-    readers: dict[int, list[int]] = {}
-    for owner, reader in zip(graph.edge_producer[read].tolist(), graph.consumers[read].tolist(), strict=True):
-        readers.setdefault(owner, []).append(reader)
-    for owner, ops in readers.items():
-        groups = graph.group[ops]
-        if min(ops) == max(ops) or (groups[0] >= 0 and (groups == groups[0]).all()):
-            label[owner] = min(ops)
+    start, edges = graph.out_edges
+    for owner in np.flatnonzero(graph.is_stored).tolist():
+        readers = graph.consumers[edges[start[owner] : start[owner + 1]]]
+        groups = graph.group[readers]
+        if len(readers) and ((readers == readers[0]).all() or (groups[0] >= 0 and (groups == groups[0]).all())):
+            label[owner] = readers.min()
     dense = np.unique(label, return_inverse=True)[1]
     return contract(graph, dense)
 
 
 def subgraph(graph: Graph, keep: ArrayLike) -> Graph:
     """The part of the graph on the ops in the mask; tensors from outside become someone else's business."""
-    mask = np.asarray(keep, np.bool_)
+    mask = np.asarray(keep)
+    if mask.shape != (graph.num_ops,) or (mask.size and mask.dtype != np.bool_):
+        raise InvalidInput(f"keep: must be {graph.num_ops} flags, True or False, one per op")
+    mask = mask.astype(np.bool_)
     ops = np.flatnonzero(mask)
     new_op = np.cumsum(mask) - 1
     tensors = mask[graph.tensor_producer]

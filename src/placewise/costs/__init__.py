@@ -11,13 +11,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placewise.errors import InvalidInput
+from placewise.quantities import LARGEST
 
 LABELS: Final = ("given", "modelled", "measured")
+#: Ops times devices. A small file can name many of both; this many times fit into memory and into a file.
+MAX_PAIRS: Final = 16_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """`seconds[op, device]`; infinity where the device cannot run the op. `label[op, device]` indexes LABELS."""
+    """`seconds[op, device]`, up to `quantities.LARGEST`; infinity where the device cannot run the op.
+
+    `label[op, device]` indexes LABELS.
+    """
 
     seconds: NDArray[np.float64]
     label: NDArray[np.int8]
@@ -25,20 +31,28 @@ class Costs:
     @classmethod
     def create(cls, seconds: ArrayLike, label: str | ArrayLike = "given") -> Costs:
         """Validate and freeze."""
-        table = np.array(seconds, np.float64, order="C")
-        if table.ndim != 2:
-            raise InvalidInput(f"costs must be a table of ops by devices, not of shape {table.shape}")
-        bad = np.argwhere(np.isnan(table) | (table < 0))
+        try:
+            given = np.asarray(seconds)
+            if given.ndim != 2 or given.dtype.kind not in "iufO":  # a text is no time, though NumPy would read it
+                raise ValueError
+            table = np.array(given, np.float64, order="C")
+        except (OverflowError, TypeError, ValueError):
+            raise InvalidInput("costs.seconds: must be a table of numbers, ops by devices") from None
+        bad = np.argwhere(~((table >= 0) & ((table <= LARGEST) | np.isinf(table))))
         if len(bad):
             op, device = bad[0]
-            raise InvalidInput(f"costs.seconds[{op}][{device}] = {table[op, device]}: a time must be zero or more")
+            found = table[op, device]
+            raise InvalidInput(f"costs.seconds[{op}][{device}]: must be from 0 to {LARGEST:g} or inf, found {found}")
         if isinstance(label, str):
             if label not in LABELS:
-                raise InvalidInput(f"costs.label = {label!r}: it must be one of {', '.join(LABELS)}")
+                raise InvalidInput(f"costs.label: must be one of {', '.join(LABELS)}, found {label!r:.60}")
             label = np.full(table.shape, LABELS.index(label))
-        known = np.array(label)
+        try:
+            known = np.asarray(label)
+        except ValueError:
+            known = np.empty(0)
         if known.shape != table.shape or not np.isin(known, range(len(LABELS))).all():
-            raise InvalidInput("costs.label must have the shape of costs.seconds and hold known labels")
+            raise InvalidInput("costs.label: must have the shape of costs.seconds and hold known labels")
         labels = known.astype(np.int8)
         table.flags.writeable = labels.flags.writeable = False
         return cls(table, labels)
@@ -53,3 +67,9 @@ class Costs:
         """What share of the table's entries carries each label."""
         counts = np.bincount(self.label.ravel(), minlength=len(LABELS))
         return {name: float(count) / self.label.size for name, count in zip(LABELS, counts, strict=True) if count}
+
+
+def check_table_size(ops: int, devices: int) -> None:
+    """To be asked before a table is made for so many."""
+    if ops * devices > MAX_PAIRS:
+        raise InvalidInput(f"{ops} ops on {devices} devices: must be at most {MAX_PAIRS:,} pairs")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from placewise.cluster import Cluster
-from placewise.costs import Costs
+from placewise.costs import Costs, check_table_size
 from placewise.graph import Graph
 
 
 def roofline(graph: Graph, cluster: Cluster) -> Costs:
     """Seconds for every op on every device. Parameters and inputs take no time."""
+    check_table_size(graph.num_ops, cluster.num_devices)
     dtypes, of_op = np.unique(np.array(graph.op_dtypes, dtype=object), return_inverse=True)
     works = ~graph.is_stored & ((graph.flops > 0) | (graph.bytes_accessed > 0))
     needed = set(of_op[works & (graph.flops > 0)].tolist())

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from placewise.cluster import Cluster, Device, Link
-from placewise.costs import Costs
+from placewise._schemas import List, validated
+from placewise.cluster import Cluster, Device, Link, check_device_count
+from placewise.costs import Costs, check_table_size
 from placewise.errors import InvalidInput
 from placewise.graph import Graph, Ints
-from placewise.importers.fields import Amount, DeviceCount, Flag, Identifier, Record, read
+from placewise.importers.fields import Amount, DeviceCount, Flag, Identifier, Record
 from placewise.problem import Execution, Problem
+from placewise.quantities import LARGEST
 
 _MILLISECOND = 1e-3
 #: The bandwidth behind the published costs; used where a file does not tell (edges have a cost but no size).
@@ -53,29 +56,31 @@ class _Input(Record):
     memory: Amount = Field(alias="maxSizePerFPGA")
     accelerators: DeviceCount = Field(alias="maxFPGAs")
     cpus: DeviceCount = Field(alias="maxCPUs")
-    nodes: list[_Node]
-    edges: list[_Edge]
+    nodes: List[_Node]
+    edges: List[_Edge]
 
 
 class _Share(Record):
-    nodes: list[Identifier]
+    nodes: List[Identifier]
 
 
 class _Split(Record):
-    fpgas: list[_Share]
-    cpus: list[_Share] = Field(default_factory=list)
+    fpgas: List[_Share]
+    cpus: List[_Share] = Field(default_factory=list)
 
 
 def load(data: Any, name: str, *, objective: str | None = None, transfer_scale: float = 1.0) -> Problem:
     """The problem in a parsed input file. Ops are named "id:name", so that a split file finds them."""
-    given = read(_Input, data, name)
+    given = validated(_Input, data)
+    check_device_count(given.accelerators + given.cpus)
+    check_table_size(len(given.nodes), given.accelerators + given.cpus)
     if not (transfer_scale >= 0 and math.isfinite(transfer_scale)):
-        raise InvalidInput(f"transfer_scale = {transfer_scale}: it must be a finite number, zero or more")
+        raise InvalidInput(f"transfer_scale: must be a finite number, 0 or more, found {transfer_scale}")
     position: dict[int, int] = {}
     for i, node in enumerate(given.nodes):
         if position.setdefault(node.id, i) != i:
-            raise InvalidInput(f"{name}: nodes[{i}].id = {node.id}: nodes[{position[node.id]}] has the same id")
-    seconds_out = _transfer_seconds(given.edges, position, name, transfer_scale)
+            raise InvalidInput(f"nodes[{i}].id: nodes[{position[node.id]}] has the same id, {node.id}")
+    seconds_out = _transfer_seconds(given.edges, position, transfer_scale)
     bandwidth = _bandwidth(given.edges, transfer_scale)
 
     sends = sorted(seconds_out)
@@ -107,19 +112,16 @@ def load(data: Any, name: str, *, objective: str | None = None, transfer_scale: 
 
 def load_split(data: Any, problem: Problem) -> Ints:
     """The placement in a parsed split file (a human expert's, or a result). Unlisted ops follow their colour class."""
-    name = f"split of {problem.graph.name}"
-    split = read(_Split, data, name)
+    split = validated(_Split, data)
     position = {op.partition(":")[0]: i for i, op in enumerate(problem.graph.op_names)}
     placement = np.full(problem.num_ops, -1, np.int32)
     for kind, field, shares in (("fpga", "fpgas", split.fpgas), ("cpu", "cpus", split.cpus)):
         devices = [d for d, device in enumerate(problem.cluster.devices) if device.kind == kind]
         for j, share in enumerate(shares):
             if share.nodes and j >= len(devices):
-                raise InvalidInput(
-                    f"{name}: {field}[{j}] has nodes, but the problem has {len(devices)} of these devices"
-                )
+                raise InvalidInput(f"{field}[{j}] has nodes, but the problem has {len(devices)} of these devices")
             for i, node in enumerate(share.nodes):
-                where = f"{name}: {field}[{j}].nodes[{i}] = {node}"
+                where = f"{field}[{j}].nodes[{i}] = {node}"
                 op = position.get(str(node))
                 if op is None:
                     raise InvalidInput(f"{where}: the problem has no node with that id")
@@ -135,22 +137,22 @@ def load_split(data: Any, problem: Problem) -> Ints:
         (of_unit[problem.unit] < 0, "is on no device"),
     ):
         if wrong.any():
-            raise InvalidInput(f"{name}: node {problem.graph.op_names[np.argmax(wrong)]} {what}")
+            raise InvalidInput(f"node {problem.graph.op_names[np.argmax(wrong)]} {what}")
     return of_unit[problem.unit]
 
 
-def _transfer_seconds(edges: Sequence[_Edge], position: dict[int, int], name: str, scale: float) -> dict[int, float]:
+def _transfer_seconds(edges: Sequence[_Edge], position: dict[int, int], scale: float) -> dict[int, float]:
     """The transfer time of each node with out-edges. A file gives it once per edge, and the edges must agree."""
     cost_of: dict[int, float] = {}
     for i, edge in enumerate(edges):
         for field, end in (("sourceId", edge.source), ("destId", edge.target)):
             if end not in position:
-                raise InvalidInput(f"{name}: edges[{i}].{field} = {end}: no node has that id")
+                raise InvalidInput(f"edges[{i}].{field}: no node has the id {end}")
         cost = cost_of.setdefault(position[edge.source], edge.cost)
         if abs(edge.cost - cost) > _SAME_COST:
             raise InvalidInput(
-                f"{name}: edges[{i}].cost = {edge.cost}, but another edge out of node {edge.source} costs {cost}; "
-                "a node sends one tensor, so give its out-edges one cost"
+                f"edges[{i}].cost: must be {cost}, as on another edge out of node {edge.source}, found {edge.cost}; "
+                "a node sends one tensor"
             )
     return {producer: cost * scale * _MILLISECOND for producer, cost in cost_of.items()}
 
@@ -160,7 +162,7 @@ def _bandwidth(edges: Sequence[_Edge], scale: float) -> float:
     timed = [(edge.size, edge.cost * scale * _MILLISECOND) for edge in edges]
     rates = [size / seconds for size, seconds in timed if size > 0 and seconds > 0]
     usual = float(np.median(rates)) if rates else _USUAL_BANDWIDTH
-    return usual if 0 < usual < math.inf else _USUAL_BANDWIDTH
+    return usual if 1.0 / LARGEST <= usual <= LARGEST else _USUAL_BANDWIDTH
 
 
 def _cluster(given: _Input, bandwidth: float, name: str) -> Cluster:
@@ -168,9 +170,6 @@ def _cluster(given: _Input, bandwidth: float, name: str) -> Cluster:
     cpus = [Device(f"cpu{i}", "cpu", copies=False) for i in range(given.cpus)]
     devices = (*fpgas, *cpus)
     links = tuple(
-        Link(a.name, b.name, math.inf if a.kind == b.kind == "cpu" else bandwidth)
-        for a in devices
-        for b in devices
-        if a != b
+        Link(a.name, b.name, math.inf if a.kind == b.kind == "cpu" else bandwidth) for a, b in permutations(devices, 2)
     )
     return Cluster(devices, links, name)

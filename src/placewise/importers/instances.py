@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from placewise.cluster import Cluster, Device, Link
+from placewise._schemas import List, validated
+from placewise.cluster import MAX_DEVICES, Cluster, Device, Link
 from placewise.costs import Costs
 from placewise.errors import InvalidInput
 from placewise.graph import Floats, Graph, Ints
-from placewise.importers.fields import Amount, Index, Rate, Record, read
+from placewise.importers.fields import Amount, Index, Rate, Record
 from placewise.problem import Execution, Problem
 
 _MICROSECOND = 1e-6
@@ -44,21 +45,21 @@ class _Device(Record):
 
 
 class _Links(Record):
-    bandwidth: list[list[Rate | None]]
-    latency: list[list[Amount]]
+    bandwidth: List[List[Rate | None]]
+    latency: List[List[Amount]]
     contention: Literal["none"]
 
 
 class _Node(Record):
     name: str
-    times: list[Amount]
+    times: List[Amount]
 
 
 class _Schedule(Record):
     makespan: Amount
-    makespan_hashseed_0_3: list[Amount] | None = None
-    placement: list[Index]
-    start: list[Amount]
+    makespan_hashseed_0_3: List[Amount] | None = None
+    placement: List[Index]
+    start: List[Amount]
 
 
 class _Baselines(Record):
@@ -72,21 +73,21 @@ _Edge = Annotated[tuple[Index, Index, Amount], Field(strict=False)]
 class _Instance(Record):
     format: Literal["placement-instance/1"]
     units: _Units
-    devices: list[_Device]
+    devices: Annotated[List[_Device], Field(max_length=MAX_DEVICES)]
     links: _Links
-    nodes: list[_Node]
-    edges: list[_Edge]
+    nodes: List[_Node]
+    edges: List[_Edge]
 
 
 def load(data: Any, name: str) -> Problem:
     """The problem in a parsed instance file."""
-    given = read(_Instance, data, name)
+    given = validated(_Instance, data)
     tasks, devices = len(given.nodes), len(given.devices)
     for i, node in enumerate(given.nodes):
-        _check_length(node.times, devices, f"{name}: nodes[{i}].times")
+        _check_length(node.times, devices, f"nodes[{i}].times")
     for i, (source, target, _) in enumerate(given.edges):
         if max(source, target) >= tasks:
-            raise InvalidInput(f"{name}: edges[{i}] joins {source} to {target}, but there are {tasks} nodes")
+            raise InvalidInput(f"edges[{i}]: there is no node {max(source, target)}: there are {tasks} nodes")
     graph = Graph.create(
         name=name,
         op_names=[node.name for node in given.nodes],
@@ -109,7 +110,7 @@ def load(data: Any, name: str) -> Problem:
 def load_baselines(data: Any) -> dict[str, Baseline]:
     """The stored schedules by "tool/method", such as "saga-2.1.0/HEFT"."""
     found: dict[str, Baseline] = {}
-    for tool, methods in read(_Baselines, data, "baselines").baselines.items():
+    for tool, methods in validated(_Baselines, data).baselines.items():
         for method, schedule in methods.items():
             _check_length(schedule.start, len(schedule.placement), f"baselines.{tool}.{method}.start")
             found[f"{tool}/{method}"] = Baseline(
@@ -123,8 +124,8 @@ def load_baselines(data: Any) -> dict[str, Baseline]:
 
 def _cluster(given: _Instance, name: str) -> Cluster:
     names = [device.name for device in given.devices]
-    _check_square(given.links.bandwidth, len(names), f"{name}: links.bandwidth")
-    _check_square(given.links.latency, len(names), f"{name}: links.latency")
+    _check_square(given.links.bandwidth, len(names), "links.bandwidth")
+    _check_square(given.links.latency, len(names), "links.latency")
     links = []
     for a, source in enumerate(names):
         for b, target in enumerate(names):
@@ -132,7 +133,7 @@ def _cluster(given: _Instance, name: str) -> Cluster:
             if a == b:
                 continue
             if bandwidth is None:
-                raise InvalidInput(f"{name}: links.bandwidth[{a}][{b}] = null: every pair of devices needs a bandwidth")
+                raise InvalidInput(f"links.bandwidth[{a}][{b}]: must be a number, found null")
             links.append(Link(source, target, bandwidth / _MICROSECOND, given.links.latency[a][b] * _MICROSECOND))
     return Cluster(tuple(Device(device, "device") for device in names), tuple(links), name)
 
@@ -145,4 +146,4 @@ def _check_square(matrix: Sequence[Sized], size: int, where: str) -> None:
 
 def _check_length(found: Sized, expected: int, where: str) -> None:
     if len(found) != expected:
-        raise InvalidInput(f"{where} has {len(found)} entries where {expected} are needed")
+        raise InvalidInput(f"{where}: must have {expected} entries, found {len(found)}")

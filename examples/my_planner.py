@@ -5,20 +5,26 @@ import numpy as np
 import placewise as pw
 
 
-@pw.planner("noisy-greedy")
-def noisy_greedy(problem: pw.Problem, ctx: pw.Context, *, rounds: int = 100, noise: float = 0.5) -> None:
-    """Each op to the device that would be done with it first, many times over with ever noisier times."""
-    times = problem.per_unit(np.where(problem.allowed, problem.seconds, np.inf))  # a unit: ops that must share a device
-    for level in np.linspace(0, noise, rounds):
+@pw.planner("sweep")
+def sweep(problem: pw.Problem, ctx: pw.Context, *, shares: int = 20) -> None:
+    """One op after the other onto the fastest device, until a share of its memory is full; then onto the next."""
+    seconds = problem.per_unit(problem.seconds)  # a unit: ops that must share a device; infinite where it may not run
+    size = problem.per_unit(problem.graph.resident_bytes)
+    fastest_first = np.argsort(np.where(np.isfinite(seconds), seconds, 0.0).sum(axis=0))
+    for share in np.linspace(1.0, 0.0, shares, endpoint=False):
         if ctx.should_stop():
             break
-        busy, device = np.zeros(problem.num_devices), np.zeros(problem.num_units, np.int32)
-        for unit, time in enumerate(times * (1 + level * ctx.rng.random(times.shape))):
-            device[unit] = np.argmin(busy + time)
-            busy[device[unit]] += time[device[unit]]
+        room, left = share * problem.capacity, fastest_first.tolist()
+        device = np.zeros(problem.num_units, np.int32)
+        for unit in range(problem.num_units):
+            while len(left) > 1 and room[left[0]] < size[unit]:
+                left.pop(0)
+            device[unit] = left[0] if np.isfinite(seconds[unit, left[0]]) else seconds[unit].argmin()
+            room[device[unit]] -= size[unit]
         ctx.evaluate(device[problem.unit])  # the best that keeps every constraint becomes the plan
 
 
 if __name__ == "__main__":
-    problem = pw.load_problem("inception-v3", "two-gpus-one-host")
-    print(pw.plan(problem, "noisy-greedy", options={"rounds": 20}).summary())
+    problem = pw.load_problem("llama-3-8b", "two-gpus-one-host")
+    for outcome in pw.compare(problem, ["sweep", "random"]):
+        print(outcome.plan.summary())

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -14,16 +15,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from placewise import cli, planners
+from placewise import cli, planners, zoo
 from placewise.cluster import Cluster, Device, full_mesh
 from placewise.costs import Costs
-from placewise.driver import DEFAULT_PLANNER, Context
-from placewise.files import load_cluster, load_graph, load_plan, save_problem
+from placewise.driver import DEFAULT_PLANNER, Context, Outcome
+from placewise.driver import plan as plan_of
+from placewise.files import bundled_boxes, load_cluster, load_graph, load_plan, load_problem, save_problem
 from placewise.graph import GraphBuilder
-from placewise.problem import OBJECTIVES, Problem
+from placewise.plans import Plan
+from placewise.problem import OBJECTIVES, Execution, Problem
+from placewise.report.table import describe_comparison, fullest_device, table
+from placewise.simulator import simulate
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["plan", "compare", "simulate", "explain", "export", "planners"]
+COMMANDS = ["plan", "compare", "simulate", "explain", "export", "planners", "zoo"]
 ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
 
 
@@ -103,6 +108,9 @@ def test_the_shell_completes_names(monkeypatch):
     assert "llama-3-8b" in cli._complete_model("lla")
     assert "LICENSE" in cli._complete_model("LIC")
     assert "two-gpus-one-host" in cli._complete_cluster("two")
+    assert str(ROOT / "LICENSE") in cli._complete_model(str(ROOT / "LIC"))
+    assert "docs/file-formats.md" in cli._complete_cluster("docs/fi")
+    assert cli._complete_model("**") == cli._complete_cluster("[") == []
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------
@@ -150,8 +158,11 @@ def test_the_default_planner(run, problem):
         (["--pin", "d=e=cpu", "--pin", "a=gpu"], lambda p: p.pins == {"d=e": "cpu", "a": "gpu"}),
         (["--forbid", "gpu"], lambda p: p.forbidden == ("gpu",)),
         (["--contiguous", "--max-devices", "1"], lambda p: p.contiguous and p.max_devices == 1),
-        (["--contention", "none"], lambda p: p.execution.contention == "none"),
-        (["--concurrency", "sequential"], lambda p: p.execution.concurrency == "sequential"),
+        (["--execution", "contention=none"], lambda p: p.execution.contention == "none"),
+        (
+            ["--execution", "concurrency=sequential", "--execution", "prefetch=3", "--execution", "overlap=no"],
+            lambda p: (p.execution.concurrency, p.execution.prefetch, p.execution.overlap) == ("sequential", 3, False),
+        ),
     ],
 )
 def test_options_reach_the_problem(run, problem, options, expect):
@@ -163,10 +174,8 @@ def test_options_reach_the_problem(run, problem, options, expect):
 
 
 def test_options_leave_the_rest_of_the_file_alone(run, tmp_path):
-    from placewise.problem import Execution
-
     save_problem(diamond(execution=Execution(sends="edge"), contiguous=True, pins={"a": "cpu"}), tmp_path / "p.json")
-    assert run("plan", "p.json", "--planner", "random", "--contention", "none").code == 0
+    assert run("plan", "p.json", "--planner", "random", "--execution", "contention=none").code == 0
     found = load_plan("plan.json").problem
     assert (found.execution.sends, found.execution.contention) == ("edge", "none")
     assert found.contiguous
@@ -218,7 +227,55 @@ def test_compare_marks_what_one_device_beats(run, tmp_path):
     facts = json.loads(run("compare", "wide.json", "--planners", "random,single", "--evaluations", "3", "--json").out)
     assert facts["best"] == "single"
     assert facts["one_device"] == 9.0
-    assert [row["beaten_by_one_device"] for row in facts["planners"]] == [True, False]
+    assert [(row["planner"], row["beaten_by_one_device"]) for row in facts["planners"]] == [
+        ("single", False),
+        ("random", True),
+    ]
+
+
+def test_the_rows_of_a_comparison(run, tmp_path):
+    """Three ops of 1 s on two devices: 2 s at best, 1.5 s by the bound, 3 s on one device, 4 s with a slow one."""
+    build = GraphBuilder("three")
+    for name in "xyz":
+        build.op(name, kind="op", resident=10.0)
+    cluster = full_mesh([Device("a", memory=40.0), Device("b")], bandwidth=1.0)
+    problem = Problem(build.graph(), cluster, Costs.create([[1.0, 1.0]] * 3))
+    plans = [
+        Plan(problem, np.array(row, np.int32), None, value, 1.5, name, "0", seconds=0.25, evaluations=1234)
+        for row, value, name in [([0, 0, 1], 2.0, "split"), ([0, 0, 0], 3.0, "one"), ([1, 1, 1], 4.0, "slow")]
+    ]
+    outcomes = [Outcome(plan.planner, plan) for plan in plans] + [Outcome("shy", reason="does not apply")]
+    lines = describe_comparison(outcomes, one_device=3.0).splitlines()
+    assert lines[0] == "three on cluster: latency of 3 ops, 2 devices. No plan is below 1.50 s."
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+    assert rows == [
+        ["> split", "2.00 s", "25.0%", "a 50%", "0.2", "1,234"],
+        ["one", "3.00 s", "50.0%", "a 75%", "0.2", "1,234"],
+        ["* slow", "4.00 s", "62.5%", "a 0%", "0.2", "1,234"],
+        ["- shy", "-", "-", "-", "-", "-"],
+    ]
+    assert lines[-3:] == ["> the best", "* one device alone is better: 3.00 s", "- shy: does not apply"]
+
+
+def test_the_fullest_device_of_unlimited_ones_is_told_in_bytes():
+    graph = GraphBuilder("one")
+    graph.op("x", kind="op", resident=2048.0)
+    problem = Problem(graph.graph(), full_mesh([Device("a"), Device("b")], 1.0), Costs.create([[1.0, 1.0]]))
+    assert fullest_device(simulate(problem, [1])) == "b 2.00 KiB"
+
+
+def test_long_names_keep_their_ends():
+    (row,) = table(["name", "time"], "lr", [["model.layers.31." + "x" * 80 + ".down_proj", "1 s"]]).splitlines()[2:]
+    assert len(row) == 80
+    assert row.startswith("| model.la")
+    assert "…" in row
+    assert ".down_proj |" in row
+
+
+def test_compare_makes_no_folder_for_a_wrong_request(run, problem, tmp_path):
+    for wrong in (["--planners", "magic"], ["--budget", "soon"], ["--evaluations", "0"]):
+        assert run("compare", problem, "--out", "new", *wrong).code == 2
+        assert not (tmp_path / "new").exists()
 
 
 def test_compare_says_why_a_planner_does_not_apply(run, problem):
@@ -255,6 +312,26 @@ def test_simulate(run, plan):
     facts = json.loads(run("simulate", plan, "--json").out)
     assert facts["feasible"] is True
     assert facts["value"] == facts["makespan"] == load_plan(plan).value
+    one_by_one = json.loads(run("simulate", plan, "--execution", "concurrency=sequential", "--json").out)
+    assert one_by_one["value"] == sum(device["busy"] for device in one_by_one["devices"].values()) == 4.0
+    assert one_by_one["lower_bound"] <= 4.0
+
+
+def test_simulate_says_what_other_settings_break(run, tmp_path):
+    """A tensor of 90 bytes beside 20 resident ones: too much for a live run, not for a static count."""
+    build = GraphBuilder("big")
+    build.op("y", kind="op", inputs=build.op("x", kind="op", outputs=[90.0], resident=20.0))
+    problem = Problem(
+        build.graph(),
+        Cluster((Device("a", memory=100.0),)),
+        Costs.create([[1.0]] * 2),
+        execution=Execution(memory="static"),
+    )
+    save_problem(problem, tmp_path / "big.json")
+    assert run("plan", "big.json", "--planner", "single").code == 0
+    result = run("simulate", "plan.json", "--execution", "memory=live")
+    assert (result.code, result.out) == (3, "")
+    assert "a needs 110 B of memory and has 100 B" in result.err
 
 
 def test_explain(run, plan):
@@ -265,12 +342,28 @@ def test_explain(run, plan):
     facts = json.loads(run("explain", plan, "--json").out)
     assert sum(facts["by_kind"].values()) == pytest.approx(facts["value"])
     assert facts["chain"][0]["op"] == "a"
+    assert facts["runs"][0]["first"] == "a"
+    assert "What limits it: compute on gpu is " in result.out
     assert max(facts["bound_parts"].values()) <= facts["value"]
 
 
 def test_explain_a_pipeline(run, problem):
     run("plan", problem, "--planner", "random", "--objective", "throughput")
-    assert "sets the pace" in run("explain", "plan.json").out
+    shown = run("explain", "plan.json").out
+    assert "sets the pace" in shown
+    value = load_plan("plan.json").value
+    assert f"time per sample (throughput) {value:.2f} s = {1 / value:.3g} samples/s" in " ".join(shown.split())
+
+
+def test_zoo(run):
+    result = run("zoo")
+    assert_80_columns(result.out)
+    assert "| llama-3-8b        | 484 |     8.03 G | 7.76 TFLOP |          15.0 GiB |" in result.out
+    assert "| two-gpus-one-host | gpu0 " in result.out
+    facts = json.loads(run("zoo", "--json").out)
+    assert [row["model"] for row in facts["models"]] == zoo.names()
+    assert [row["parameters"] for row in facts["models"]] == [23_834_568, 8_030_261_248, 8_030_261_248]
+    assert {row["box"] for row in facts["boxes"]} == set(bundled_boxes())
 
 
 @pytest.mark.parametrize("op", ["a", "d=e", ODD])
@@ -315,26 +408,33 @@ WRONG = [
     (["plan", "llama-3-8b"], 2, "needs a cluster"),
     (["plan", "llama-3-8b", "--cluster", "nowhere"], 2, "nowhere"),
     (["plan", "diamond.json", "--cluster", "two-gpus-one-host"], 2, "already has a cluster"),
-    (["plan", "diamond.json", "--budget", "5 bananas"], 2, "bananas"),
-    (["plan", "diamond.json", "--budget", "0s"], 2, "above zero"),
+    (["plan", "diamond.json", "--budget", "5 bananas"], 2, "--budget: '5 bananas'"),
+    (["plan", "diamond.json", "--budget", "0s"], 2, "--budget: it must be above zero"),
     (["plan", "diamond.json", "--budget", "-3s"], 2, "zero or more"),
-    (["plan", "diamond.json", "--evaluations", "0"], 2, "above zero"),
+    (["plan", "diamond.json", "--evaluations", "0"], 2, "--evaluations: it must be above zero"),
     (["plan", "diamond.json", "--planner", "magic"], 2, "magic"),
     (["plan", "diamond.json", "--planner", "heft", "--objective", "throughput"], 4, "not throughput"),
     (["plan", "diamond.json", "--planner", "random", "-o", "samples=many"], 2, "samples"),
     (["plan", "diamond.json", "--planner", "random", "-o", "samples"], 2, "key=value"),
     (["plan", "diamond.json", "--planner", "random", "-o", "depth=2"], 2, "no option 'depth'"),
+    (["plan", "diamond.json", "--planner", "random", "-o", "samples=-5"], 2, "zero or more"),
     (["plan", "diamond.json", "--pin", "a"], 2, "NAME=VALUE"),
+    (["plan", "diamond.json", "--pin", "=gpu"], 2, "no op named ''"),
+    (["plan", "diamond.json", "--pin", "a=gpu", "--pin", "a=cpu"], 2, "--pin: 'a' is given twice: gpu and cpu"),
+    (["plan", "diamond.json", "--max-memory", "gpu=1KiB,gpu=2KiB"], 2, "--max-memory: 'gpu' is given twice"),
+    (["plan", "diamond.json", "--execution", "speed=high"], 2, "there is no such setting; there are concurrency"),
+    (["plan", "diamond.json", "--execution", "prefetch=many"], 2, "--execution prefetch = 'many'"),
+    (["plan", "diamond.json", "--execution", "sends=letters"], 2, "sends: must be one of tensor, edge"),
     (["plan", "diamond.json", "--pin", "z=gpu"], 2, "no op named 'z'"),
     (["plan", "diamond.json", "--pin", "a=tpu"], 2, "tpu"),
     (["plan", "diamond.json", "--forbid", "tpu"], 2, "tpu"),
     (["plan", "diamond.json", "--forbid", "gpu", "--forbid", "cpu"], 2, "may run on no device"),
     (["plan", "diamond.json", "--max-memory", "gpu"], 2, "NAME=VALUE"),
-    (["plan", "diamond.json", "--max-memory", "gpu=lots"], 2, "lots"),
+    (["plan", "diamond.json", "--max-memory", "gpu=lots"], 2, "--max-memory gpu=lots"),
     (["plan", "diamond.json", "--max-memory", "gpu=1,cpu=1", "--planner", "heft"], 3, "fit"),
     (["plan", "diamond.json", "--max-devices", "0"], 2, "1 or more"),
     (["plan", "diamond.json", "--out", "no/such/folder/plan.json"], 2, "no folder"),
-    (["plan", "diamond.json", "--concurrency", "sequential", "--objective", "throughput"], 2, "sequential"),
+    (["plan", "diamond.json", "--execution", "concurrency=sequential", "--objective", "throughput"], 2, "sequential"),
     (["compare", "diamond.json", "--planners", "heft,magic"], 2, "magic"),
     (["compare", "diamond.json", "--out", "diamond.json"], 1, "diamond.json"),
     (["simulate", "missing.json"], 2, "missing.json"),
@@ -386,9 +486,9 @@ def test_an_unknown_op_is_named(run, plan):
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def endless(monkeypatch) -> None:
-    """A planner during which the user presses Ctrl-C."""
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
+def endless(request, monkeypatch) -> None:
+    """A planner during which the user presses Ctrl-C, or the system asks the process to end."""
     monkeypatch.setattr(planners, "_registered", planners.available())
 
     @planners.planner("endless")
@@ -396,7 +496,7 @@ def endless(monkeypatch) -> None:
         """Never done."""
         ctx.evaluate(np.zeros(problem.num_ops, np.int32))
         if problem.graph.name == "diamond":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), request.param)
             while not ctx.should_stop():
                 pass
 
@@ -415,6 +515,48 @@ def test_ctrl_c_ends_a_comparison_with_what_there_is(run, problem, endless):
     assert "| > endless " in result.out
     assert "- single: interrupted" in result.out
     assert load_plan("plan.json").planner == "endless"
+
+
+def test_ctrl_c_at_any_other_time_is_told_too(run, monkeypatch):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("placewise.files.load_problem", pressed)
+    result = run("plan", "inception-v3", "--cluster", "four-gpus")
+    assert (result.code, result.out, result.err) == (130, "", "interrupted: there is no result yet\n")
+
+
+def test_ctrl_c_before_there_is_a_plan_is_told(run, problem, monkeypatch):
+    monkeypatch.setattr(planners, "_registered", planners.available())
+
+    @planners.planner("idle")
+    def idle(problem: Problem, ctx: Context) -> None:
+        """Evaluates nothing."""
+        os.kill(os.getpid(), signal.SIGINT)
+
+    result = run("plan", problem, "--planner", "idle")
+    assert (result.code, result.out, result.err) == (130, "", "interrupted: there is no result yet\n")
+    result = run("compare", problem, "--planners", "idle,single")
+    assert (result.code, result.err) == (130, "interrupted: there is no plan yet\n")
+    assert "- idle: interrupted" in result.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_impatient_user_still_gets_the_plan(run, problem, monkeypatch, number):
+    """A signal while the plan is being written waits until it is."""
+    save = Plan.save
+
+    def pressed(plan, path):
+        os.kill(os.getpid(), number)
+        save(plan, path)
+
+    monkeypatch.setattr(Plan, "save", pressed)
+    result = run("plan", problem, "--planner", "single")
+    assert (result.code, result.err) == (130, "wrote plan.json\ninterrupted: but all is written\n")
+    assert load_plan("plan.json").stopped == "finished"
+    result = run("compare", problem, "--planners", "single", "--out", ".")
+    assert result.code == 130
+    assert "| > single " in result.out
 
 
 # ---- as a process ----------------------------------------------------------------------------------------------------
@@ -438,6 +580,29 @@ def test_a_terminal_without_unicode_is_no_error(plan):
     out, err = placewise("explain", plan, "--op", ODD, env=environment).communicate(timeout=60)
     assert without_compiling(err.decode()) == ""
     assert b"as planned" in out
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
+def test_closed_streams_are_no_error(problem, tmp_path, closed):
+    code = "from placewise.cli import main; main()"
+    command = f"{sys.executable} -c '{code}' plan {problem} --planner single {closed}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"wrote" not in done.stdout
+    assert load_plan(tmp_path / "plan.json").planner == "single"
+
+
+def test_a_damaged_cache_is_told_in_one_line(problem, tmp_path):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    args = ("plan", problem, "--planner", "single", "--objective", "throughput")
+    placewise(*args, env=environment, cwd=tmp_path).communicate(timeout=120)
+    for file in (tmp_path / "cache").rglob("*.nb?"):
+        file.write_bytes(file.read_bytes()[:20])
+    process = placewise(*args, env=environment, cwd=tmp_path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "Traceback" not in err.decode()
+    assert without_compiling(err.decode()).startswith("error: compiled code cannot be kept on disk, or what is kept")
 
 
 def test_progress_is_shown_on_a_terminal_and_stays_off_stdout(problem, tmp_path):
@@ -499,9 +664,14 @@ def test_the_python_of_the_readme_runs(monkeypatch, tmp_path):
     assert example.strip() in (ROOT / "examples/my_planner.py").read_text()
 
 
-def test_the_example_runs():
+def test_the_example_runs_and_beats_random(monkeypatch):
     done = subprocess.run([sys.executable, ROOT / "examples/my_planner.py"], capture_output=True, text=True, check=True)
-    assert "by noisy-greedy" in done.stdout
+    assert "by sweep" in done.stdout
+    monkeypatch.setattr(planners, "_registered", planners.available())
+    runpy.run_path(str(ROOT / "examples/my_planner.py"))
+    for model in zoo.names():
+        ours, random = (plan_of(load_problem(model, "two-gpus-one-host"), name).value for name in ("sweep", "random"))
+        assert ours < random
 
 
 def test_the_planner_of_the_docs_runs():
@@ -517,10 +687,21 @@ print(pw.plan(pw.load_problem("inception-v3", "four-gpus"), "my-idea", budget=pw
     assert "by my-idea" in done.stdout
 
 
+def test_the_python_page_of_the_docs_runs(tmp_path):
+    """Every snippet, one after the other, as a reader would type them."""
+    script = "\n".join(fences("docs/python-api.md", "python"))
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "inception-v3 on two-gpus-one-host" in done.stdout
+
+
 def test_the_files_of_the_docs_load(tmp_path):
-    (graph,) = fences("docs/file-formats.md", "json")
+    graph, whole, instance, partitioning = fences("docs/file-formats.md", "json")
     (tmp_path / "graph.json").write_text(graph)
     assert load_graph(tmp_path / "graph.json").num_edges == 2
+    for name, text in (("whole", whole), ("instance", instance), ("partitioning", partitioning)):
+        (tmp_path / f"{name}.json").write_text(text)
+        assert plan_of(load_problem(tmp_path / f"{name}.json"), "single").value > 0
     for page in ("docs/file-formats.md", "README.md"):
         (cluster,) = fences(page, "yaml")
         (tmp_path / "box.yaml").write_text(cluster)

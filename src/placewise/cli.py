@@ -3,26 +3,43 @@
 Only what parses is imported here; each command imports what it needs, so that `placewise --help` answers at once.
 """
 
+import glob
 import json
 import math
+import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+import typer.core
 
 from placewise import __version__
 from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError
 
 if TYPE_CHECKING:
+    from placewise.driver import Budget, Progress
     from placewise.plans import Plan
-    from placewise.problem import Problem
+    from placewise.problem import Execution, Problem
+
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Ctrl-C ends it with a word and a code, whichever version of Typer there is."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _stop("there is no result yet")
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Decides which device runs each operation of a neural network, and says how far from the best that is.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: it needs no further import and can be pasted
@@ -32,21 +49,37 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a command. What is wrong with the request is said in one line; a traceback is a bug."""
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names may hold characters that the terminal cannot show
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us wants the best so far, as with Ctrl-C
     try:
         app(prog_name="placewise")
     except PlacewiseError as error:
         _say(f"error: {error}")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except OSError as error:
         _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}")
+        sys.exit(1)
+    except Exception as error:
+        frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+        if not any(Path(name).parts[-3:] == ("numba", "core", "caching.py") for name in frames):
+            raise
+        _say(
+            f"error: compiled code cannot be kept on disk, or what is kept is damaged ({error}); "
+            "set NUMBA_CACHE_DIR to an empty folder that you may write to"
+        )
         sys.exit(1)
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+_say_once = cache(_say)
 
 
 def _version(wanted: bool) -> None:
@@ -70,16 +103,18 @@ def _root(
 def _complete_model(incomplete: str) -> list[str]:
     from placewise import zoo
 
-    return [*(name for name in zoo.names() if name.startswith(incomplete)), *map(str, Path().glob(f"{incomplete}*"))]
+    return _starting_with(incomplete, zoo.names())
 
 
 def _complete_cluster(incomplete: str) -> list[str]:
     from placewise.files import bundled_boxes
 
-    return [
-        *(name for name in bundled_boxes() if name.startswith(incomplete)),
-        *map(str, Path().glob(f"{incomplete}*")),
-    ]
+    return _starting_with(incomplete, bundled_boxes())
+
+
+def _starting_with(incomplete: str, names: list[str]) -> list[str]:
+    """Bundled names and files."""
+    return [*(name for name in names if name.startswith(incomplete)), *glob.glob(glob.escape(incomplete) + "*")]
 
 
 def _complete_planner(incomplete: str) -> list[str]:
@@ -108,6 +143,10 @@ Goal = Annotated[
     Literal["latency", "throughput", "completion"] | None,
     typer.Option("--objective", help="What to minimise; latency by default."),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--execution", metavar="KEY=VALUE", help="How the engine executes, such as concurrency=sequential."),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
@@ -126,42 +165,68 @@ def _problem(
     place_parameters: Annotated[
         bool, typer.Option("--place-parameters", help="Weights may live elsewhere than their ops (offloading).")
     ] = False,
-    contention: Annotated[
-        Literal["none", "channel"] | None, typer.Option(help="Do transfers queue for channels?")
-    ] = None,
-    concurrency: Annotated[
-        Literal["parallel", "sequential"] | None, typer.Option(help="Do devices run at the same time?")
-    ] = None,
+    execution: Settings = None,
 ) -> "Problem":
     """The problem that the options describe; what is not given is as the file has it."""
     from dataclasses import replace
 
     from placewise.files import load_problem
-    from placewise.quantities import parse_quantity
 
-    limits = [_split(part, "--max-memory") for part in (max_memory or "").split(",") if part]
+    limits = _pairs(max_memory.split(",") if max_memory else [], "--max-memory")
     problem = load_problem(
         model,
         cluster,
         objective=objective,
-        pins=dict(_split(text, "--pin") for text in pin) if pin else None,
+        pins=_pairs(pin, "--pin") if pin else None,
         forbidden=tuple(forbid) if forbid else None,
         contiguous=contiguous or None,
         max_devices=max_devices,
-        max_memory={device: parse_quantity(limit, "bytes") for device, limit in limits},
+        max_memory={
+            device: _quantity(limit, "bytes", f"--max-memory {device}={limit}") for device, limit in limits.items()
+        },
         place_parameters=place_parameters,
     )
-    settings = {"contention": contention, "concurrency": concurrency}
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    return replace(problem, execution=replace(problem.execution, **given)) if given else problem
+    return replace(problem, execution=_execution(problem.execution, execution)) if execution else problem
 
 
-def _split(text: str, option: str) -> tuple[str, str]:
-    """NAME=VALUE at the last sign, for op names may contain one."""
-    name, sign, value = text.rpartition("=")
-    if not (name and sign and value):
-        raise InvalidInput(f"{option} {text!r}: write it like NAME=VALUE")
-    return name, value
+def _execution(found: "Execution", given: list[str]) -> "Execution":
+    """How the engine executes, with the settings that are given replaced."""
+    from dataclasses import fields, replace
+    from typing import get_type_hints
+
+    from placewise.planners import parse_value
+
+    settings, kinds = _pairs(given, "--execution"), get_type_hints(type(found))
+    known = [field.name for field in fields(found)]
+    for name in settings:
+        if name not in known:
+            raise InvalidInput(f"--execution {name}: there is no such setting; there are {', '.join(known)}")
+    values: dict[str, Any] = {
+        name: parse_value(text, kinds[name], f"--execution {name}") for name, text in settings.items()
+    }
+    return replace(found, **values)
+
+
+def _pairs(texts: list[str], option: str) -> dict[str, str]:
+    """NAME=VALUE texts, split at the last sign, for op names may contain one, and may even be empty."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.rpartition("=")
+        if not (sign and value):
+            raise InvalidInput(f"{option} {text!r}: write it like NAME=VALUE")
+        if name in found:
+            raise InvalidInput(f"{option}: {name!r} is given twice: {found[name]} and {value}")
+        found[name] = value
+    return found
+
+
+def _quantity(text: str, dimension: str, where: str) -> float:
+    from placewise.quantities import parse_quantity
+
+    try:
+        return parse_quantity(text, dimension)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from None
 
 
 def _takes_problem(command: Callable[..., None]) -> Callable[..., None]:
@@ -208,20 +273,24 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find a plan and write it to a file."""
-    from placewise import planners
-    from placewise.driver import DEFAULT_PLANNER
+    from placewise import driver, planners
     from placewise.report.table import describe_plan
 
     if not out.parent.is_dir() or out.is_dir():  # better told now than after the budget is spent
         raise InvalidInput(
             f"--out {out}: " + ("it is a folder" if out.is_dir() else f"there is no folder {out.parent}")
         )
-    name = planner or DEFAULT_PLANNER
-    found = _run(problem, name, budget, evaluations, seed, planners.parse_options(name, option or []))
-    found.save(out)
-    print(_json(_plan_facts(found) | {"plan": str(out)}) if as_json else describe_plan(found))
-    _say(f"wrote {out}")
-    _stop_if(found.stopped == "interrupted")
+    name = planner or driver.DEFAULT_PLANNER
+    options, limit = planners.parse_options(name, option or []), _budget(budget, evaluations)
+    driver.compile_for(problem, planners.get(name), _say_once)
+    with _progress() as show:
+        found = driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
+    with _unhurried():
+        found.save(out)
+        print(_json(_plan_facts(found) | {"plan": str(out)}) if as_json else describe_plan(found), flush=True)
+        _say(f"wrote {out}")
+    if found.stopped == "interrupted":
+        _stop("this is the best plan so far")
 
 
 @app.command()
@@ -238,58 +307,54 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run many planners with the same budget each, and print one table."""
+    from placewise import driver
     from placewise.files import write_text
     from placewise.planners import available, get
-    from placewise.report.table import describe_comparison, gap_to
+    from placewise.report.table import describe_comparison
     from placewise.report.trace import to_trace
 
-    if out:
+    chosen = [get(name.strip()) for name in (planners.split(",") if planners else available())]
+    limit = _budget(budget, evaluations)
+    if out:  # better told now than after the budget is spent
         out.mkdir(parents=True, exist_ok=True)
-    chosen = [get(name) for name in ([name.strip() for name in planners.split(",")] if planners else available())]
-    outcomes: dict[str, Plan | str] = {}
-    interrupted = False
     for info in chosen:
-        name, why_not = info.name, info.why_not(problem)
-        if interrupted or why_not:
-            outcomes[name] = why_not or "interrupted"
-            continue
-        try:
-            outcomes[name] = found = _run(problem, name, budget, evaluations, seed)
-            interrupted = found.stopped == "interrupted"
-        except NoFeasiblePlan as error:
-            outcomes[name] = str(error)
-        except KeyboardInterrupt:  # before there was a plan
-            outcomes[name], interrupted = "interrupted", True
-    plans = [found for found in outcomes.values() if not isinstance(found, str)]
-    best = min(plans, key=lambda found: found.value, default=None)
-    if best and out:
-        best.save(out / "plan.json")
-        write_text(out / "trace.json", to_trace(best))
-    one_device = _best_single_device(problem)
-    if as_json:
-        bound = max((found.lower_bound for found in plans), default=0.0)
-        rows = [
-            {"planner": name, "reason": found}
-            if isinstance(found, str)
-            else _plan_facts(found) | {"gap": gap_to(bound, found), "beaten_by_one_device": found.value > one_device}
-            for name, found in outcomes.items()
-        ]
-        print(_json({"best": best and best.planner, "lower_bound": bound, "one_device": one_device, "planners": rows}))
-    else:
-        print(describe_comparison(outcomes, one_device))
-    if best is None and not interrupted:
+        if info.why_not(problem) is None:
+            driver.compile_for(problem, info, _say_once)
+    one_device = driver.one_device_value(problem)
+    with _progress() as show:
+        outcomes = driver.compare(problem, [info.name for info in chosen], budget=limit, seed=seed, on_progress=show)
+    best = outcomes[0].plan
+    interrupted = any("interrupted" in (row.reason, row.plan and row.plan.stopped) for row in outcomes)
+    with _unhurried():
+        if as_json:
+            rows = [
+                {"planner": row.planner, "reason": row.reason}
+                if row.plan is None
+                else _plan_facts(row.plan) | {"beaten_by_one_device": row.plan.value > one_device}
+                for row in outcomes
+            ]
+            facts = {"best": best and best.planner, "lower_bound": best and best.lower_bound, "one_device": one_device}
+            print(_json(facts | {"planners": rows}), flush=True)
+        else:
+            print(describe_comparison(outcomes, one_device), flush=True)
+        if best and out:
+            best.save(out / "plan.json")
+            write_text(out / "trace.json", to_trace(best))
+            _say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
+    if interrupted:
+        _stop("this is the best plan so far" if best else "there is no plan yet")
+    if best is None:
         raise NoFeasiblePlan("no planner found a plan that keeps every constraint")
-    if best and out:
-        _say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
-    _stop_if(interrupted)
 
 
 @app.command()
-def simulate(plan: PlanFile, as_json: AsJson = False) -> None:
+def simulate(plan: PlanFile, execution: Settings = None, as_json: AsJson = False) -> None:
     """Simulate a plan file anew: time, memory, transfers."""
     from placewise.report.table import describe_simulation
 
     found = _load(plan)
+    if execution:
+        found = _under(_execution(found.problem.execution, execution), found)
     if not as_json:
         print(describe_simulation(found))
         return
@@ -376,28 +441,49 @@ def planners(
     print(_json({"planners": rows}))
 
 
+@app.command()
+def zoo(as_json: AsJson = False) -> None:
+    """List the bundled models and boxes."""
+    from placewise import zoo as models
+    from placewise.files import bundled_boxes, load_cluster
+    from placewise.report.table import describe_zoo
+
+    boxes = [load_cluster(name) for name in bundled_boxes()]
+    rows: list[dict[str, Any]] = []
+    for name in models.names():
+        graph = models.load(name)
+        weights = [
+            (float(size), int(graph.op_dtypes[op].lstrip("abcdefghijklmnopqrstuvwxyz")) / 8)  # "bfloat16": 2 bytes each
+            for op, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes, strict=True)
+            if graph.op_kinds[op] == "parameter"
+        ]
+        rows.append({
+            "model": name, "summary": models.describe(name), "ops": int((~graph.is_stored).sum()),
+            "parameters": round(sum(size / item for size, item in weights)), "flops": float(graph.flops.sum()),
+            "bytes": float(graph.resident_bytes.sum()),
+        })  # fmt: skip
+    if not as_json:
+        print(describe_zoo(rows, boxes))
+        return
+    devices = [{"box": box.name, "devices": {d.name: {"memory": d.memory} for d in box.devices}} for box in boxes]
+    print(_json({"models": rows, "boxes": devices}))
+
+
 # ---- shared by the commands ------------------------------------------------------------------------------------------
 
 
-def _run(
-    problem: "Problem",
-    name: str,
-    budget: str,
-    evaluations: int | None,
-    seed: int,
-    options: dict[str, Any] | None = None,
-) -> "Plan":
-    from placewise import driver, planners
-    from placewise.quantities import parse_quantity
+def _budget(seconds: str, evaluations: int | None) -> "Budget":
+    from placewise.driver import Budget
 
-    limit = driver.Budget(seconds=parse_quantity(budget, "seconds"), evaluations=evaluations)
-    driver.compile_for(problem, planners.get(name), _say)
-    with _progress(name) as show:
-        return driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
+    limit = _quantity(seconds, "seconds", "--budget")
+    for option, given in (("--budget", limit), ("--evaluations", evaluations)):
+        if given is not None and given <= 0:
+            raise InvalidInput(f"{option}: it must be above zero")
+    return Budget(seconds=limit, evaluations=evaluations)
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[Any], None] | None]:
+def _progress() -> Iterator["Callable[[Progress], None] | None"]:
     """A line on the terminal that says how far a planner is; nothing where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -406,36 +492,55 @@ def _progress(name: str) -> Iterator[Callable[[Any], None] | None]:
 
     from placewise.quantities import format_seconds
 
-    with Console(stderr=True).status(name) as status:
+    with Console(stderr=True).status("planning") as status:
         yield lambda p: status.update(
-            f"{name}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
+            f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
             f"  bound {format_seconds(p.lower_bound)}"
         )
 
 
+def _under(execution: "Execution", found: "Plan") -> "Plan":
+    """The plan as another engine would execute it."""
+    from dataclasses import replace
+
+    from placewise.simulator import simulate, violations
+    from placewise.simulator.bounds import lower_bound
+
+    problem = replace(found.problem, execution=execution)
+    broken = violations(problem, found.placement, found.order)
+    if broken:
+        raise NoFeasiblePlan(f"with these settings the plan does not keep every constraint: {'; '.join(broken)}")
+    value = simulate(problem, found.placement, found.order).value
+    return replace(found, problem=problem, value=value, lower_bound=min(value, lower_bound(problem).value))
+
+
 def _load(path: Path) -> "Plan":
+    from placewise.driver import COMPILING
     from placewise.files import load_plan
     from placewise.simulator.evaluation import announced
 
-    with announced("compiling the simulator (once per installation)", _say):
+    with announced(COMPILING, _say_once):
         return load_plan(path)
 
 
-def _stop_if(interrupted: bool) -> None:
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Who presses Ctrl-C twice wants the planner to end, not to lose what it found: that comes out first."""
+    pressed: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: pressed.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if pressed:
+        _stop("but all is written")
+
+
+def _stop(text: str) -> NoReturn:
     """Ctrl-C ends a planner early, not empty-handed; a calling script still learns of it."""
-    if interrupted:
-        _say("interrupted: this is the best plan so far")
-        raise typer.Exit(130)
-
-
-def _best_single_device(problem: "Problem") -> float:
-    """The value of the best plan that uses one device alone; infinity where none fits."""
-    import numpy as np
-
-    from placewise.simulator import evaluate
-
-    rows = np.repeat(np.arange(problem.num_devices, dtype=np.int32)[:, None], problem.num_ops, axis=1)
-    return float(evaluate(problem, rows).score.min())
+    _say(f"interrupted: {text}")
+    raise typer.Exit(130)
 
 
 def _plan_facts(found: "Plan") -> dict[str, Any]:

@@ -75,11 +75,11 @@ class Context:
     def __init__(
         self,
         problem: Problem,
-        planner: str,
         budget: Budget,
         seed: int,
         bound: float,
         on_progress: Callable[[Progress], None] | None,
+        planner: str = "",
     ) -> None:
         self.problem = problem
         self.rng = np.random.default_rng(seed)
@@ -202,7 +202,7 @@ def plan(
     if math.isinf(lower_bound(problem).value):
         raise NoFeasiblePlan(_why_impossible(problem))
 
-    ctx = Context(problem, planner, budget, int(seed), lower_bound(problem).value, on_progress)
+    ctx = Context(problem, budget, int(seed), lower_bound(problem).value, on_progress, planner)
     with _interruptible(ctx):
         try:
             answer = info.function(problem, ctx, **settings)

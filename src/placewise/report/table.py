@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import fill
+from typing import Any, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
+from placewise.cluster import Cluster
+from placewise.driver import Outcome
 from placewise.planners import PlannerInfo
 from placewise.plans import Plan
 from placewise.quantities import format_bytes, format_seconds
-from placewise.report.explain import KINDS, Explanation, Move
+from placewise.report.explain import KINDS, Explanation, Move, in_words
 from placewise.simulator import Timeline
 
 WIDTH = 80
 SHOWN = 12  # rows of a table that could be long
+LARGEST = 6  # rows of a table of examples
+_GOALS = {
+    "latency": "latency",
+    "throughput": "time per sample (throughput)",
+    "completion": "sum of completion times",
+}
+
+
+Row = TypeVar("Row")
 
 
 def table(header: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
     """Rows under a header; `align` has one letter per column ("l" or "r"). Text is cut where a line gets too long."""
     lines = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(cell_len(line[c]) for line in lines) for c in range(len(header))]
+    texts = [c for c in range(len(widths)) if align[c] == "l"]
     while 3 * len(widths) + 1 + sum(widths) > WIDTH:
-        widths[max((c for c in range(len(widths)) if align[c] == "l"), key=lambda c: widths[c])] -= 1
+        widths[max(texts, key=lambda c: widths[c])] -= 1
     rule = ["-" * width if a == "l" else "-" * (width - 1) + ":" for a, width in zip(align, widths, strict=True)]
     return "\n".join("| " + " | ".join(map(_fit, line, widths, align)) + " |" for line in (lines[0], rule, *lines[1:]))
 
@@ -34,10 +47,10 @@ def printable(text: str) -> str:
 
 
 def _fit(cell: str, width: int, align: str) -> str:
-    """The cell in exactly `width` columns; what is too long loses its middle, for both ends of a name tell much."""
+    """The cell in exactly `width` columns; what is too long loses its middle, for the end of a name tells most."""
     if cell_len(cell) > width:
-        head = max(0, (width - 3) // 2)
-        cell = set_cell_size(cell, head) + "..." + cell[len(cell) - (width - 3 - head) :]
+        head = max(0, (width - 1) // 8)
+        cell = set_cell_size(cell, head) + "…" + cell[len(cell) - (width - 1 - head) :]
     if cell_len(cell) > width:  # wide characters at the end
         cell = set_cell_size(cell, width)
     padding = " " * (width - cell_len(cell))
@@ -58,21 +71,22 @@ def headline(plan: Plan) -> str:
     title = printable(f"{problem.graph.name} on {problem.cluster.name}")
     bound = format_seconds(plan.lower_bound)
     best = "This is optimal." if plan.is_optimal else f"No plan is below {bound}, so the gap is at most {plan.gap:.1%}."
-    return fill(
-        f"{title}: {problem.objective} {format_seconds(plan.value)} by {printable(plan.planner)}. {best}", WIDTH
-    )
+    value = f"{_GOALS[problem.objective]} {format_seconds(plan.value)}"
+    value += f" = {1 / plan.value:.3g} samples/s" if problem.objective == "throughput" and plan.value > 0 else ""
+    return fill(f"{title}: {value} by {printable(plan.planner)}. {best}", WIDTH)
 
 
 def device_table(timeline: Timeline) -> str:
-    """What each device does and holds."""
+    """What each device does and holds; busy as a share of the run, or of the time per sample in a pipeline."""
+    whole = timeline.value if timeline.problem.objective == "throughput" else timeline.makespan
     rows = []
     for d, device in enumerate(timeline.problem.cluster.devices):
         memory, peak, busy = device.memory, float(timeline.peak[d]), float(timeline.busy[d])
         rows.append([
             device.name, str(int((timeline.placement == d).sum())), format_seconds(busy),
-            _share(busy, timeline.makespan), format_bytes(peak), format_bytes(memory), _share(peak, memory),
+            _share(busy, whole), format_bytes(peak), format_bytes(memory), _share(peak, memory),
         ])  # fmt: skip
-    return table(["device", "ops", "busy", "of run", "peak memory", "memory", "used"], "lrrrrrr", rows)
+    return table(["device", "ops", "busy", "busy share", "peak memory", "memory", "used"], "lrrrrrr", rows)
 
 
 def describe_simulation(plan: Plan) -> str:
@@ -87,23 +101,23 @@ def describe_simulation(plan: Plan) -> str:
     ]
     parts = [headline(plan) + "\nFeasible: every constraint holds.", device_table(timeline), moved]
     if rows:
-        parts.append(table(["channel", "busy", "of run"], "lrr", rows))
+        parts.append(table(["channel", "busy", "busy share"], "lrr", rows))
     return "\n\n".join(parts)
 
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
 
 
-def describe_comparison(outcomes: Mapping[str, Plan | str], one_device: float) -> str:
+def describe_comparison(outcomes: Sequence[Outcome], one_device: float) -> str:
     """What `placewise compare` prints: a plan, or the reason why there is none, for each planner."""
-    plans = sorted((found for found in outcomes.values() if isinstance(found, Plan)), key=lambda plan: plan.value)
-    reasons = {name: found for name, found in outcomes.items() if isinstance(found, str)}
-    bound = max((plan.lower_bound for plan in plans), default=0.0)
+    plans = [outcome.plan for outcome in outcomes if outcome.plan]
     parts, rows, notes = [], [], []
     if plans:
         problem, best = plans[0].problem, plans[0].value
-        title = f"{problem.graph.name} on {problem.cluster.name}: {problem.objective} of {problem.num_ops} ops, "
-        title += f"{problem.num_devices} devices. No plan is below {format_seconds(bound)}."
+        title = (
+            f"{problem.graph.name} on {problem.cluster.name}: {_GOALS[problem.objective]} of {problem.num_ops} ops, "
+        )
+        title += f"{problem.num_devices} devices. No plan is below {format_seconds(plans[0].lower_bound)}."
         parts.append(fill(printable(title), WIDTH))
         notes.append("> the best")
         if plans[-1].value > one_device:
@@ -111,20 +125,16 @@ def describe_comparison(outcomes: Mapping[str, Plan | str], one_device: float) -
     for plan in plans:
         mark = ">" if plan.value == best else "*" if plan.value > one_device else " "
         rows.append([
-            f"{mark} {plan.planner}", format_seconds(plan.value), f"{gap_to(bound, plan):.1%}",
+            f"{mark} {plan.planner}", format_seconds(plan.value), f"{plan.gap:.1%}",
             fullest_device(plan.timeline), f"{plan.seconds:.1f}", f"{plan.evaluations:,}",
         ])  # fmt: skip
-    for name, reason in reasons.items():
-        rows.append([f"- {name}", "-", "-", "-", "-", "-"])
-        notes.append(f"- {name}: {reason}")
+    for outcome in outcomes:
+        if outcome.plan is None:
+            rows.append([f"- {outcome.planner}", "-", "-", "-", "-", "-"])
+            notes.append(f"- {outcome.planner}: {outcome.reason}")
     parts.append(table(["planner", "value", "gap", "fullest", "seconds", "evaluations"], "lrrlrr", rows))
     parts.append("\n".join(fill(printable(note), WIDTH, subsequent_indent="  ") for note in notes))
     return "\n\n".join(parts)
-
-
-def gap_to(bound: float, plan: Plan) -> float:
-    """How far a plan is above a bound, as a share of its value."""
-    return max(0.0, 1.0 - bound / plan.value) if plan.value > 0 else 0.0
 
 
 def fullest_device(timeline: Timeline) -> str:
@@ -143,22 +153,47 @@ def fullest_device(timeline: Timeline) -> str:
 
 def describe_explanation(plan: Plan, why: Explanation) -> str:
     """What `placewise explain` prints."""
-    parts = [headline(plan), *([_loads(why)] if why.loads else _chain(why))]
-    busiest = [(name, seconds) for name, seconds in (why.busiest_device, why.busiest_channel) if seconds > 0]
-    busy = [f"{name} for {_share(seconds, plan.timeline.makespan)} of the run" for name, seconds in busiest]
+    parts = [headline(plan)]
+    if why.verdict:
+        parts.append(fill(printable(f"What limits it: {why.verdict}"), WIDTH))
+    parts += [_runs(why), device_table(plan.timeline), *([_loads(why)] if why.loads else _chain(plan, why))]
+    if why.transfers:
+        parts.append(_transfers(why))
     rows = [
         [name, format_seconds(part), _share(part, plan.value)]
         for name, part in sorted(why.bound_parts.items(), key=lambda item: -item[1])
     ]
-    parts.append(device_table(plan.timeline))
-    if busy:
-        parts.append(fill(printable(f"Busiest: {', '.join(busy)}."), WIDTH))
     if rows:
         parts.append(
             "No plan can beat the largest of these lower bounds:\n\n"
             + table(["bound", "time", "of value"], "lrr", rows)
         )
     return "\n\n".join(parts)
+
+
+def _runs(why: Explanation) -> str:
+    rows = [[run.device, str(run.ops), run.first, run.last] for run in _most(why.runs, lambda run: run.ops)]
+    title = _title("Where the ops are, in order", len(rows), len(why.runs), "runs of ops on one device, in order")
+    return f"{title}:\n\n" + table(["device", "ops", "first op", "last op"], "lrll", rows)
+
+
+def _transfers(why: Explanation) -> str:
+    rows = [
+        [moved.tensor, moved.where, format_bytes(moved.bytes), format_seconds(moved.seconds)]
+        for moved in why.transfers[:LARGEST]
+    ]
+    title = _title("Transfers", len(rows), len(why.transfers), "transfers", "largest")
+    return f"{title}:\n\n" + table(["output of", "from and to", "size", "time"], "llrr", rows)
+
+
+def _title(all_of_them: str, shown: int, count: int, things: str, which: str = "longest") -> str:
+    return all_of_them if shown == count else f"The {shown} {which} of {count} {things}"
+
+
+def _most(rows: Sequence[Row], size: Callable[[Row], float], count: int = SHOWN) -> list[Row]:
+    """The largest rows, in their own order."""
+    kept = sorted(range(len(rows)), key=lambda i: -size(rows[i]))[:count]
+    return [rows[i] for i in sorted(kept)]
 
 
 def _loads(why: Explanation) -> str:
@@ -174,7 +209,7 @@ def _loads(why: Explanation) -> str:
     return "In a full pipeline the busiest device or channel sets the pace:\n\n" + table(header, "lrrrl", rows)
 
 
-def _chain(why: Explanation) -> list[str]:
+def _chain(plan: Plan, why: Explanation) -> list[str]:
     """The last finish, explained: what kind of time, in which modules, in which order."""
     total = sum(why.by_kind.values())
     kinds = [[kind, format_seconds(why.by_kind[kind]), _share(why.by_kind[kind], total)] for kind in KINDS]
@@ -182,21 +217,29 @@ def _chain(why: Explanation) -> list[str]:
         [name, *(format_seconds(split[kind]) for kind in KINDS), _share(sum(split.values()), total)]
         for name, split in _largest(why.by_module).items()
     ]
-    longest = sorted(sorted(range(len(why.stretches)), key=lambda i: -why.stretches[i].seconds)[:SHOWN])
-    steps = [
-        [format_seconds(s.start), s.kind, s.where, str(s.steps), format_seconds(s.seconds), _share(s.seconds, total)]
-        for s in (why.stretches[i] for i in longest)
+    stretches = [
+        [in_words(s.kind, s.where), s.first, s.last, format_seconds(s.seconds)]
+        for s in _most(why.stretches, lambda stretch: stretch.seconds)
     ]
-    parts = ["The chain that ends last decides. Its time goes to:\n\n" + table(["kind", "time", "share"], "lrr", kinds)]
+    steps = [
+        [
+            plan.problem.graph.op_names[s.op],
+            in_words(s.kind, s.where),
+            format_seconds(s.seconds),
+            _share(s.seconds, total),
+        ]
+        for s in sorted(why.chain, key=lambda step: -step.seconds)[:LARGEST]
+    ]
     header = ["module", "compute", "transfer", "device", "channel", "share"]
-    parts.append("By module (device, channel: waiting for it):\n\n" + table(header, "lrrrrr", modules))
-    title = (
-        "In order"
-        if len(longest) == len(why.stretches)
-        else f"The {SHOWN} longest of {len(why.stretches)} stretches, in order"
-    )
-    parts.append(f"{title}:\n\n" + table(["from", "kind", "where", "steps", "time", "share"], "rllrrr", steps))
-    return parts
+    in_order = _title("In order", len(stretches), len(why.stretches), "stretches of it, in order")
+    longest = _title("Each step", len(steps), len(why.chain), "steps of it")
+    return [
+        "The chain of steps that ends last decides. Its time goes to:\n\n"
+        + table(["kind", "time", "share"], "lrr", kinds),
+        "By module (device, channel: waiting for it):\n\n" + table(header, "lrrrrr", modules),
+        f"{in_order}:\n\n" + table(["what", "first op", "last op", "time"], "lllr", stretches),
+        f"{longest}:\n\n" + table(["op", "what", "time", "share"], "llrr", steps),
+    ]
 
 
 def _largest(by_module: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -247,3 +290,27 @@ def describe_planners(infos: Mapping[str, PlannerInfo], why_not: Mapping[str, st
             "\n".join([name, *(fill(line, WIDTH, initial_indent="  ", subsequent_indent="  ") for line in lines)])
         )
     return "\n".join(blocks)
+
+
+# ---- what is bundled -------------------------------------------------------------------------------------------------
+
+
+def describe_zoo(models: Sequence[Mapping[str, Any]], boxes: Sequence[Cluster]) -> str:
+    """What `placewise zoo` prints."""
+    rows = [
+        [m["model"], f"{m['ops']:,}", _count(m["parameters"]), f"{_count(m['flops'])}FLOP", format_bytes(m["bytes"])]
+        for m in models
+    ]
+    summaries = [fill(f"{m['model']}: {m['summary']}", WIDTH, subsequent_indent="  ") for m in models]
+    devices = [[box.name, device.name, format_bytes(device.memory)] for box in boxes for device in box.devices]
+    return "\n\n".join([
+        table(["model", "ops", "parameters", "work", "weights and state"], "lrrrr", rows),
+        "\n".join(summaries),
+        table(["box", "device", "memory"], "llr", devices),
+    ])  # fmt: skip
+
+
+def _count(value: float) -> str:
+    """Three significant digits with a prefix."""
+    power = min(4, int(math.log10(value) // 3)) if value >= 1 else 0
+    return f"{value / 1000**power:.3g} {['', 'K', 'M', 'G', 'T'][power]}"

@@ -30,7 +30,8 @@ def to_trace(plan: Plan) -> str:
         "seconds": plan.value, "planner": plan.planner, "placewise": plan.version,
     }  # fmt: skip
     lines = ",\n".join(json.dumps(event, allow_nan=False) for event in events)
-    return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n{lines}\n]}}\n'
+    about_text = json.dumps(about, allow_nan=False)
+    return f'{{"displayTimeUnit": "ms", "otherData": {about_text}, "traceEvents": [\n{lines}\n]}}\n'
 
 
 def _names(timeline: Timeline) -> Iterator[Event]:

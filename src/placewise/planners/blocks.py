@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from placewise.driver import Context
@@ -14,16 +15,20 @@ from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.problem import Problem
 
-_MANY = 20_000  # steps through the program at each of which all orders of the devices may be tried
+_MANY = 1_000_000  # steps through the program at each of which all orders of the devices may be tried
 
 
-@planner("blocks-by-memory")
+def _compile(problem: Problem) -> None:
+    Blocks(problem).fill([0, 1], 1.0)
+
+
+@planner("blocks-by-memory", compile=_compile)
 def blocks_by_memory(problem: Problem, ctx: Context) -> Ints:
     """Fill each device's memory before going on to the next, fastest first, as `device_map="sequential"` does."""
     return Blocks(problem).fill(fastest_first(problem), math.inf)[0]
 
 
-@planner("blocks-by-load")
+@planner("blocks-by-load", compile=_compile)
 def blocks_by_load(problem: Problem, ctx: Context, *, steps: int = 20) -> None:
     """The smallest load per device with which blocks cover the model and respect memory, by bisection.
 
@@ -35,6 +40,8 @@ def blocks_by_load(problem: Problem, ctx: Context, *, steps: int = 20) -> None:
         placement, _ = blocks.fill(devices, math.inf)
         for _ in range(steps):
             limit = (low + high) / 2
+            if not low < limit < high or ctx.should_stop():
+                break
             found, covered = blocks.fill(devices, limit)
             if covered:
                 placement, high = found, limit
@@ -68,17 +75,19 @@ class Blocks:
 
     def __init__(self, problem: Problem) -> None:
         graph, self._problem = problem.graph, problem
-        self._may = problem.per_unit(problem.allowed, np.logical_and).tolist()
-        self._seconds = problem.per_unit(np.where(problem.allowed, problem.seconds, 0.0)).tolist()
         need = graph.resident_bytes.copy()
         if problem.objective == "throughput" and problem.execution.memory == "live":
             # A full pipeline is charged for every tensor of a sample at once.
             live = ~graph.is_stored[graph.tensor_producer]
             np.add.at(need, graph.tensor_producer[live], graph.tensor_bytes[live])
-        self._need = problem.per_unit(need).tolist()
-        self._room = (problem.capacity - headroom(problem)).tolist()
         units = problem.unit[graph.topological_order]
-        self._program = units[np.sort(np.unique(units, return_index=True)[1])].tolist()
+        self._given = (
+            units[np.sort(np.unique(units, return_index=True)[1])],  # the program
+            problem.per_unit(problem.allowed, np.logical_and),
+            problem.per_unit(np.where(problem.allowed, problem.seconds, 0.0)),
+            problem.per_unit(need),
+            problem.capacity - headroom(problem),
+        )
 
     def fill(self, devices: Sequence[int], load_limit: float) -> tuple[Ints, bool]:
         """Go through the program, filling devices in turn up to a load; what is left over stays on the last one.
@@ -86,27 +95,32 @@ class Blocks:
         Returns the placement and whether everything was within the limits. A unit goes where its first op goes; one
         that may not run on the device in turn (it is pinned, say) goes elsewhere and does not end the block.
         """
-        load, used = [0.0] * len(devices), [0.0] * len(devices)
         chosen = np.zeros(self._problem.num_units, np.int32)
-        at, covered = 0, True
-        for unit in self._program:
-            may, seconds, need = self._may[unit], self._seconds[unit], self._need[unit]
-            d = devices[at]
-            while may[d] and at + 1 < len(devices) and not self._fits(d, load, used, seconds, need, load_limit):
-                at += 1
-                d = devices[at]
-            d = d if may[d] else may.index(True)
-            covered = covered and self._fits(d, load, used, seconds, need, load_limit)
-            chosen[unit] = d
-            load[d] += seconds[d]
-            used[d] += need
+        covered = _fill(*self._given, np.array(devices, np.int64), load_limit, chosen)
         placement: Ints = chosen[self._problem.unit]
-        return placement, covered
+        return placement, bool(covered)
 
-    def _fits(
-        self, d: int, load: list[float], used: list[float], seconds: list[float], need: float, limit: float
-    ) -> bool:
-        return load[d] + seconds[d] <= limit and used[d] + need <= self._room[d]
+
+@njit(cache=True, nogil=True)
+def _fill(program, may, seconds, need, room, devices, load_limit, chosen):  # type: ignore[no-untyped-def]
+    load, used = np.zeros(len(room)), np.zeros(len(room))
+    at, covered = 0, True
+    for unit in program:
+        d = devices[at]
+        while may[unit, d] and at + 1 < len(devices):
+            if load[d] + seconds[unit, d] <= load_limit and used[d] + need[unit] <= room[d]:
+                break
+            at += 1
+            d = devices[at]
+        if not may[unit, d]:
+            d = 0
+            while not may[unit, d]:
+                d += 1
+        load[d] += seconds[unit, d]
+        used[d] += need[unit]
+        covered = covered and load[d] <= load_limit and used[d] <= room[d]
+        chosen[unit] = d
+    return covered
 
 
 def headroom(problem: Problem) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
-from placewise.planners.blocks import blocks_by_load, blocks_by_memory
+from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory
 from placewise.planners.heft import schedule
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
@@ -21,7 +21,12 @@ _BATCH = 32
 _LUCK = 32  # batches of random placements, where no simple plan keeps every constraint
 
 
-@planner("local-search", compile=schedule)
+def _compile(problem: Problem) -> None:
+    schedule(problem)
+    Blocks(problem).fill([0, 1], 1.0)
+
+
+@planner("local-search", compile=_compile)
 def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: int = 4) -> None:
     """Moves, swaps and group moves from the best simple plan, with kicks when stuck (iterated local search).
 
@@ -50,7 +55,7 @@ def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: in
         elif fruitless == 3:
             return
         fruitless, failed = fruitless + 1, 0
-        current.move_to(moves.kicked(home, kick))
+        current.move_to(moves.kicked(home, min(kick, problem.num_units)))
 
 
 def _try_simple_plans(problem: Problem, ctx: Context) -> None:
@@ -113,12 +118,11 @@ class _Moves:
         graph = problem.graph
         self._problem, self._rng = problem, rng
         allowed = problem.per_unit(problem.allowed, np.logical_and)
-        self._choices = [np.flatnonzero(row) for row in allowed]
         self._allowed = allowed
         self._movable = np.flatnonzero(allowed.sum(axis=1) > 1)
         self._resident = problem.per_unit(graph.resident_bytes)
-        by_unit = np.argsort(problem.unit, kind="stable")
-        self._ops = np.split(by_unit, np.searchsorted(problem.unit[by_unit], np.arange(1, problem.num_units)))
+        self._by_unit = np.argsort(problem.unit, kind="stable")
+        self._unit_ptr = np.searchsorted(problem.unit[self._by_unit], np.arange(problem.num_units + 1))
         self._first = problem.first_of_unit
         ends = problem.unit[graph.edge_producer], problem.unit[graph.consumers]
         source, target = np.concatenate(ends), np.concatenate(ends[::-1])
@@ -141,8 +145,9 @@ class _Moves:
                 row = placement.copy()
                 ops: list[int] = []
                 for unit, d in change.items():
-                    row[self._ops[unit]] = d
-                    ops.extend(self._ops[unit].tolist())
+                    members = self._by_unit[self._unit_ptr[unit] : self._unit_ptr[unit + 1]]
+                    row[members] = d
+                    ops.extend(members.tolist())
                 rows.append(row)
                 changed.append(ops)
         return np.array(rows, np.int32).reshape(-1, len(placement)), changed
@@ -188,7 +193,7 @@ class _Moves:
             near = int(device[self._neighbour[self._rng.integers(low, high)]])
             if self._allowed[unit, near]:
                 return near
-        return int(self._rng.choice(self._choices[unit]))
+        return int(self._rng.choice(np.flatnonzero(self._allowed[unit])))
 
     def _fits(self, device: Ints, used: NDArray[np.float64], change: dict[int, int]) -> bool:
         after = used.copy()

@@ -93,7 +93,7 @@ def upward_rank(problem: Problem, *, self_links: bool = False) -> NDArray[np.flo
     mean_time = np.where(np.isfinite(runs), runs, 0.0).sum(axis=1) / np.maximum(count, 1)
     transfer = mean_latency + graph.tensor_bytes * mean_per_byte
     ranks: NDArray[np.float64] = kernel.longest_path_to_end(
-        graph.topological_order, mean_time, transfer, *_outputs_of(graph), graph.consumer_ptr, graph.consumers
+        graph.topological_order, mean_time, transfer, *graph.outputs, graph.consumer_ptr, graph.consumers
     )
     return ranks
 
@@ -114,7 +114,7 @@ def priority_order(problem: Problem, *, self_links: bool = False) -> Ints:
     ones = np.ones(graph.num_ops)
     nothing = np.zeros(graph.num_tensors)
     hops = kernel.longest_path_to_end(
-        graph.topological_order, ones, nothing, *_outputs_of(graph), graph.consumer_ptr, graph.consumers
+        graph.topological_order, ones, nothing, *graph.outputs, graph.consumer_ptr, graph.consumers
     )
     return np.lexsort((_structure(problem), -hops, -rank)).astype(np.int32)
 
@@ -151,13 +151,6 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return value ^ (value >> np.uint64(31))
 
 
-def _outputs_of(graph: Any) -> tuple[Ints, Ints]:
-    """(ptr [N + 1], tensors [T]): the tensors of each op in the graph's order."""
-    tensors = np.argsort(graph.tensor_producer, kind="stable").astype(np.int32)
-    pointer = np.searchsorted(graph.tensor_producer[tensors], np.arange(graph.num_ops + 1)).astype(np.int32)
-    return pointer, tensors
-
-
 def _build(problem: Problem, order: Ints) -> Arrays:
     graph, cluster = problem.graph, problem.cluster
     n, t = graph.num_ops, graph.num_tensors
@@ -171,10 +164,8 @@ def _build(problem: Problem, order: Ints) -> Arrays:
     by_consumer = np.lexsort((edge_tensor, consumer))
     stored = graph.is_stored[order]
     num_inputs = np.bincount(consumer, minlength=n)
-    pairs = [(a, b) for a in range(cluster.num_devices) for b in range(cluster.num_devices)]
     queues = problem.execution.contention == "channel"
-    private = queues and all(len(link.via) == 0 for link in cluster.links)
-    via = [cluster.channels_of.get(pair, ()) if queues else () for pair in pairs]
+    via_ptr, via = (_u32([]), _u32([])) if queues and not cluster.has_shared_channels else channels_of_links(problem)
     tensor_ptr, consumer_ptr = _pointer(number[graph.tensor_producer], n), _pointer(edge_tensor, t)
     return Arrays(
         op=_u32(order),
@@ -197,9 +188,17 @@ def _build(problem: Problem, order: Ints) -> Arrays:
         scratch=graph.scratch[order],
         latency=cluster.latency.ravel(),
         per_byte=cluster.seconds_per_byte.ravel(),
-        via_ptr=_u32([] if private else np.cumsum([0, *(len(channels) for channels in via)])),
-        via=_u32([] if private else [channel for channels in via for channel in channels]),
+        via_ptr=via_ptr,
+        via=via,
     )
+
+
+def channels_of_links(problem: Problem) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """(start [D * D + 1], channels) that each link occupies: none where transfers never queue."""
+    if problem.execution.contention == "none":
+        return np.zeros(problem.num_devices**2 + 1, np.uint32), np.zeros(0, np.uint32)
+    start, channels = problem.cluster.link_channels
+    return _u32(start), _u32(channels)
 
 
 def _u32(values: Any) -> NDArray[np.uint32]:

@@ -12,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from placewise.problem import Problem
+from placewise.simulator.arrays import channels_of_links
 from placewise.simulator.constraints import resident
 from placewise.simulator.timeline import Floats
 
@@ -41,18 +42,15 @@ def throughput_loads(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats,
     """compute and transfer [B, phase, D], channel [B, phase, channels] in seconds; held [B, D] in bytes."""
     graph, cluster, execution = problem.graph, problem.cluster, problem.execution
     b, d = len(rows), problem.num_devices
-    queues = execution.contention == "channel"
-    pairs = [(x, y) for x in range(d) for y in range(d)]
-    via = [cluster.channels_of.get(pair, ()) if queues else () for pair in pairs]
-    channels = len(cluster.channels) if queues else 0
+    via_ptr, via = channels_of_links(problem)
+    channels = len(cluster.channels) if execution.contention == "channel" else 0
     compute, transfer, channel = np.zeros((b, 2, d)), np.zeros((b, 2, d)), np.zeros((b, 2, channels))
     held = np.zeros((b, d))
     stored = graph.is_stored[graph.tensor_producer]
     _loads(
         np.where(np.isfinite(problem.seconds), problem.seconds, 0.0), (graph.phase > 0).astype(np.int32),
         graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr, graph.consumers,
-        cluster.latency, cluster.seconds_per_byte, np.cumsum([0, *map(len, via)]),
-        np.array([c for channels_of_link in via for c in channels_of_link], np.int64),
+        cluster.latency, cluster.seconds_per_byte, via_ptr, via,
         np.array([device.copies for device in cluster.devices]), channels, rows,
         execution.overlap, execution.staged, execution.sends == "edge", compute, transfer, channel, held,
     )  # fmt: skip
@@ -63,7 +61,7 @@ def throughput_loads(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats,
 
 
 @njit(cache=True, nogil=True)
-def _loads(
+def _loads(  # type: ignore[no-untyped-def]
     seconds, backward, tensor_producer, tensor_bytes, consumer_ptr, consumers, latency, per_byte, via_ptr, via,
     pays_for_copies, num_channels, rows, overlap, staged, per_edge, compute, transfer, channel, held,
 ):  # fmt: skip

@@ -1,30 +1,32 @@
 # Everything runs in .venv, which the first target that needs it creates.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := .venv/.installed
 
 .PHONY: run test lint bench clean
 
-run: $(INSTALLED)
+run: .venv/.package
 	@$(BIN)/placewise compare llama-3-8b --cluster two-gpus-one-host --budget 5s --out out
 
-test: $(INSTALLED)
+test: .venv/.dev
 	@$(BIN)/python -m pytest -n 2 --doctest-modules tests src/placewise/__init__.py src/placewise/graph.py
 
-lint: $(INSTALLED)
+lint: .venv/.dev
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy --no-error-summary
 
-bench: $(INSTALLED)
+bench: .venv/.dev
 	@set -e; for script in $(filter-out bench/harness.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
 	@rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml constraints.txt
-	@echo "creating .venv" >&2
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# `make run` needs the package alone; tests also need what it imports models from.
+.venv/.package .venv/.dev: pyproject.toml constraints.txt
+	@echo "installing into .venv" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
+
+.venv/.dev: EXTRAS := [dev]

@@ -1,0 +1,84 @@
+"""What every importer of models shares: tensors with types in, ops with their work out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from placewise.errors import InvalidInput
+from placewise.graph import Graph, GraphBuilder, Tensor
+from placewise.kinds import KINDS, Op, TensorType
+
+#: Ops of one model; what claims more is refused before it fills the memory.
+MAX_OPS = 2_000_000
+
+
+class Assembly:
+    """A `GraphBuilder` for typed tensors: FLOPs, bytes and signature of an op follow from its kind and its tensors."""
+
+    def __init__(self, name: str) -> None:
+        self._builder = GraphBuilder(name)
+        self._types: list[TensorType] = []
+        self._names: Counter[str] = Counter()
+
+    def type_of(self, tensor: Tensor) -> TensorType:
+        """Dtype and shape of a tensor that was added before."""
+        return self._types[tensor.index]
+
+    def stored(self, name: str, held: TensorType, *, kind: str = "parameter", module: str = "") -> Tensor:
+        """A parameter or, as kind "state", a cache or the state of an optimizer."""
+        return self.op(name, kind, [], [held], module=module)[0]
+
+    def op(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[TensorType],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        module: str = "",
+        **columns: Any,
+    ) -> list[Tensor]:
+        """Add an op. `columns` are other per-op fields of `Graph.create`, such as phase and group.
+
+        A name that is taken gets a number.
+        """
+        if sum(self._names.values()) >= MAX_OPS:
+            raise InvalidInput(f"the model has more than {MAX_OPS:,} ops")
+        taken = self._names[name]
+        self._names[name] += 1
+        if taken:
+            return self.op(f"{name}:{taken}", kind, inputs, outputs, attributes, module=module, **columns)
+        op = Op(kind, [self._types[tensor.index] for tensor in inputs], outputs, attributes or {})
+        self._types.extend(outputs)
+        return self._builder.op(
+            name,
+            kind=kind,
+            inputs=inputs,
+            outputs=[made.bytes for made in outputs],
+            op_dtypes=_arithmetic(op),
+            op_modules=module,
+            op_signatures=op.signature,
+            flops=op.flops,
+            bytes_accessed=op.bytes_accessed,
+            **columns,
+        )
+
+    def graph(self) -> Graph:
+        """Validate and freeze."""
+        return self._builder.graph()
+
+
+def kinds_without_formula(graph: Graph) -> Counter[str]:
+    """Kinds of ops that are costed by their bytes alone, because no formula for them is known, and how often."""
+    return Counter(kind for kind in graph.op_kinds if kind not in KINDS)
+
+
+def _arithmetic(op: Op) -> str:
+    """The dtype that an op computes in: that of the first tensor of numbers that it reads, or else makes."""
+    for tensor in (*op.inputs, *op.outputs):
+        if "float" in tensor.dtype:
+            return tensor.dtype
+    return op.outputs[0].dtype if op.outputs else "float32"

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from placewise import cli, planners, zoo
 from placewise.cluster import Cluster, Device, full_mesh
@@ -24,6 +25,7 @@ from placewise.files import bundled_boxes, load_cluster, load_graph, load_plan, 
 from placewise.graph import GraphBuilder
 from placewise.plans import Plan
 from placewise.problem import OBJECTIVES, Execution, Problem
+from placewise.quantities import LARGEST
 from placewise.report.table import describe_comparison, fullest_device, table
 from placewise.simulator import simulate
 
@@ -77,7 +79,7 @@ def plan(run, problem) -> Path:
 
 
 def assert_80_columns(text: str) -> None:
-    too_long = [line for line in text.splitlines() if len(line) > 80]
+    too_long = [line for line in text.splitlines() if cell_len(line) > 80]
     assert not too_long
 
 
@@ -399,6 +401,30 @@ def test_planners(run, problem):
     rows = json.loads(run("planners", problem, "--json").out)["planners"]
     assert {row["planner"] for row in rows} == set(planners.available())
     assert all(row["applies"] for row in rows if row["planner"] in ("single", "heft"))
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_absurd_names_times_and_sizes_keep_to_80_columns(run, objective):
+    build = GraphBuilder("ネット" * 60 + " of words")
+    names = ["a" * 500, "名前" * 50, "e\u0301" * 90, "|" * 60, ""]
+    (tensor,) = build.op(names[0], kind="op", outputs=[LARGEST], resident=LARGEST, op_modules="模" * 90)
+    for name in names[1:]:
+        (tensor,) = build.op(name, kind="op", inputs=[tensor], outputs=[LARGEST], scratch=LARGEST)
+    cluster = full_mesh([Device(f"{'設備' * 40}{i}") for i in range(3)], bandwidth=1 / LARGEST, name="箱" * 100)
+    pins = {names[0]: cluster.device_names[1]}
+    problem = Problem(build.graph(), cluster, Costs.create(np.full((5, 3), LARGEST)), objective, pins=pins)
+    save_problem(problem, "absurd.json")
+    for command in (
+        ["plan", "absurd.json", "--planner", "single"],
+        ["compare", "absurd.json", "--planners", "single,random", "--evaluations", "9"],
+        ["simulate", "plan.json"],
+        ["explain", "plan.json"],
+        ["explain", "plan.json", "--op", ""],
+    ):
+        result = run(*command)
+        assert result.code == 0, result.err
+        assert_80_columns(result.out)
+        assert re.search(r"e\+\d\d s", result.out)
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------

@@ -116,6 +116,20 @@ def test_with_memory():
         pair().with_memory({"npu": 1.0})
 
 
+def test_with_memory_does_not_choose_between_two_limits():
+    cluster = full_mesh([Device("a"), Device("b")])
+    with pytest.raises(InvalidInput, match="max_memory: names a device twice, by name and by number: a, 0"):
+        cluster.with_memory({"a": 1.0, "0": 2.0})
+    with pytest.raises(InvalidInput, match="max_memory: must be a Mapping, found 5"):
+        cluster.with_memory(5)
+
+
+@pytest.mark.parametrize("devices", [5, [Device("a"), "b"]])
+def test_a_mesh_is_of_devices(devices):
+    with pytest.raises(InvalidInput, match="devices: must be a"):
+        full_mesh(devices)
+
+
 def test_peak():
     device = Device("d", flops={"float16": 8.0, "default": 2.0})
     assert (device.peak("float16"), device.peak("int8")) == (8.0, 2.0)

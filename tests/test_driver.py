@@ -101,6 +101,38 @@ def test_a_planner_must_be_described_and_its_options_named():
             planner("x")(function)
 
 
+def test_what_a_planner_declares_must_make_sense():
+    def listed(problem, ctx, *, widths: list = ()):
+        """No text can be read as that."""
+
+    def wrong(problem, ctx, *, width: int = "wide"):
+        """Not an int."""
+
+    def fine(problem, ctx):
+        """Has no options."""
+
+    with pytest.raises(InvalidInput, match="planner 'x': its option 'widths' must be an int, float, bool, str or Lit"):
+        planner("x")(listed)
+    with pytest.raises(InvalidInput, match="planner 'x': the default of width = 'wide': it must be of type int"):
+        planner("x")(wrong)
+    with pytest.raises(InvalidInput, match="planner 'x': 'speed' is none of latency, throughput, completion"):
+        planner("x", objectives={"speed"})(fine)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"problem": "inception-v3"}, "problem: must be a Problem, found 'inception-v3'"),
+        ({"planner": ["heft"]}, r"there is no planner \['heft'\]"),
+        ({"options": ["samples"]}, "options: must be a Mapping"),
+        ({"seed": True}, "seed = True: it must be a whole number"),
+    ],
+)
+def test_what_is_asked_must_make_sense(problem, given, message):
+    with pytest.raises(InvalidInput, match=message):
+        plan(**{"problem": problem, "planner": "random"} | given)
+
+
 def test_two_planners_may_not_share_a_name():
     def single(problem, ctx):
         """Another one."""
@@ -150,6 +182,8 @@ def test_options_are_read_by_their_types():
     ]:
         with pytest.raises(InvalidInput, match=message):
             parse_options("optional", [text])
+    with pytest.raises(InvalidInput, match="option width of optional is given twice: 1 and 2"):
+        parse_options("optional", ["width=1", "width=2"])
     with pytest.raises(InvalidInput, match="it has none"):
         parse_options("single", ["x=1"])
     with pytest.raises(InvalidInput, match="no planner 'best'"):
@@ -217,8 +251,9 @@ def test_a_planner_that_finds_nothing_says_what_stood_in_the_way(name):
 def test_an_ordinary_exception_is_the_planners_own(problem):
     register_lambda("broken", lambda problem, ctx: 1 / 0)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as caught:
         plan(problem, "broken")
+    assert caught.value.__notes__ == ["This happened in planner 'broken'."]
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -459,7 +494,7 @@ def test_a_placement_is_one_row(loose):
     with pytest.raises(InvalidInput, match=r"planner 'batch': a batch is an array \[placements, ops\]"):
         plan(loose, "batch")
     register_lambda("triple", lambda problem, ctx: (0, 0, 1))
-    with pytest.raises(InvalidInput, match=r"planner 'triple' must return a placement, \(placement, order\) or None"):
+    with pytest.raises(InvalidInput, match=r"planner 'triple': it must return a placement, \(placement, order\)"):
         plan(loose, "triple")
 
 
@@ -479,9 +514,37 @@ def test_a_comparison_is_sorted_and_shares_the_best_bound(loose):
     assert {outcome.planner for outcome in compare(loose, budget=Budget(evaluations=50))} == set(planners.available())
     (left_out,) = compare(replace(loose, objective="throughput"), ["knowing"])
     assert (left_out.plan, left_out.reason) == (None, "knows latency only")
-    for names, message in (["best"], "no planner 'best'"), ("random", r"a list of names, such as \['random'\]"):
+    for names, message in (["best"], "no planner 'best'"), ("random", "a list of names"), (5, "a list of names"):
         with pytest.raises(InvalidInput, match=message):
             compare(loose, names)
+
+
+@pytest.mark.parametrize("answer", [[0, 0, math.nan], [0, 0, 2], [0, 0, -1], ["d0", "d0", "d1"], [0.0, 0.0, 1.0]])
+def test_a_planner_that_answers_nonsense_is_named(loose, answer):
+    register_lambda("confused", lambda problem, ctx: answer)
+    with pytest.raises(InvalidInput, match=r"^planner 'confused': a placement must hold whole numbers of devices"):
+        plan(loose, "confused")
+
+
+@pytest.mark.parametrize("order", [[0, 1, math.nan], [0, 1], "abc", [0, 0, 1]])
+def test_a_planner_that_orders_nonsense_is_named(loose, order):
+    register_lambda("muddled", lambda problem, ctx: ([0, 0, 1], order))
+    with pytest.raises(InvalidInput, match=r"^planner 'muddled': .*order"):
+        plan(loose, "muddled")
+
+
+def test_a_planner_that_fails_does_not_cost_a_comparison_the_others(loose):
+    register_lambda("broken", lambda problem, ctx: 1 / 0)
+    register_lambda("confused", lambda problem, ctx: [7, 7, 7])
+    first, *others = compare(loose, ["broken", "single", "confused"])
+    assert (first.planner, first.plan.value) == ("single", 3.0)
+    assert [outcome.reason.partition("(")[0] for outcome in others] == [
+        "failed: ZeroDivisionError",
+        "failed: InvalidInput",
+    ]
+    for wrong in ({"budget": 5}, {"seed": -1}, {"problem": None}):  # the caller's failure, not theirs
+        with pytest.raises(InvalidInput):
+            compare(**{"problem": loose, "planners": ["single"]} | wrong)
 
 
 def test_a_comparison_that_is_interrupted_keeps_what_it_has(loose):

@@ -75,6 +75,7 @@ def test_a_long_text_is_refused_at_once_and_in_short():
         (24 * 1024**3, "24.0 GiB"),
         (22.36 * 1024**3, "22.4 GiB"),
         (5000 * 1024**4, "5000 TiB"),
+        (1e24, "9.09e+11 TiB"),
         (math.inf, "unlimited"),
     ],
 )
@@ -94,6 +95,8 @@ def test_format_bytes(count, text):
         (5e-6, "5.00 us"),
         (2e-10, "0.200 ns"),
         (3600.0, "3600 s"),
+        (1e44, "1e+44 s"),
+        (1e-30, "1e-21 ns"),
         (math.inf, "-"),
         (math.nan, "-"),
     ],

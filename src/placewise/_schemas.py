@@ -57,6 +57,7 @@ class _Object(BaseModel):
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Size = Annotated[float, Field(ge=0, le=LARGEST)]
+Total = Annotated[float, Field(ge=0)]  # of sizes, so it may be larger than any of them
 Phase = Literal["forward", "backward", "update"]
 Label = Literal["given", "modelled", "measured"]
 
@@ -235,16 +236,16 @@ class PlanData(_Object):
     digests: Digests
     devices: List[str]
     order: List[Count] | None
-    value: Size
-    lower_bound: Size
+    value: Total
+    lower_bound: Total
     planner: str
     version: str
     seed: int
     options: dict[str, Any]
-    seconds: Size
+    seconds: Total
     evaluations: Annotated[int, Field(ge=0)]
     stopped: str
-    history: List[Annotated[tuple[Size, int, Size], Field(strict=False)]]  # JSON has lists, not tuples
+    history: List[Annotated[tuple[Total, int, Total], Field(strict=False)]]  # JSON has lists, not tuples
 
 
 # ---- one clear line --------------------------------------------------------------------------------------------------

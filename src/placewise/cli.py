@@ -515,11 +515,10 @@ def _under(execution: "Execution", found: "Plan") -> "Plan":
 
 
 def _load(path: Path) -> "Plan":
-    from placewise.driver import COMPILING
+    from placewise.driver import compiling
     from placewise.files import load_plan
-    from placewise.simulator.evaluation import announced
 
-    with announced(COMPILING, _say_once):
+    with compiling(_say_once):
         return load_plan(path)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.errors import InvalidInput, check_text, listed
+from placewise.errors import InvalidInput, check_text, check_type, listed
 from placewise.quantities import LARGEST, parse_quantity
 
 #: Links grow with the square of the devices; at this number, building or reading them takes seconds.
@@ -228,7 +228,10 @@ class Cluster:
 
     def with_memory(self, limits: Mapping[str, float]) -> Cluster:
         """The same cluster with some devices' memory set (`--max-memory`)."""
+        check_type(limits, Mapping, "max_memory")
         by_index = {self.device_index(name): limit for name, limit in limits.items()}
+        if len(by_index) < len(limits):
+            raise InvalidInput(f"max_memory: names a device twice, by name and by number: {listed(list(limits))}")
         return replace(
             self,
             devices=tuple(replace(d, memory=by_index.get(i, d.memory)) for i, d in enumerate(self.devices)),
@@ -245,6 +248,9 @@ def full_mesh(
     devices: Sequence[Device], bandwidth: float = math.inf, latency: float = 0.0, name: str = "cluster"
 ) -> Cluster:
     """A cluster where every ordered pair of devices has a dedicated link of the same kind."""
+    check_type(devices, Sequence, "devices")
+    for device in devices:
+        check_type(device, Device, "devices")
     check_device_count(len(devices))
     links = tuple(Link(a.name, b.name, bandwidth, latency) for a, b in permutations(devices, 2))
     return Cluster(tuple(devices), links, name)

@@ -19,19 +19,18 @@ from numpy.typing import ArrayLike, NDArray
 import placewise
 from placewise.cluster import Device, full_mesh
 from placewise.costs import Costs
-from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
-from placewise.graph import GraphBuilder, Ints
+from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported, check_type
+from placewise.graph import GraphBuilder, Ints, to_ints
 from placewise.planners import PlannerInfo, available, get
 from placewise.plans import Plan
 from placewise.problem import Problem
 from placewise.quantities import format_bytes
 from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.bounds import lower_bound
-from placewise.simulator.evaluation import announced
 from placewise.simulator.incremental import Incremental
 
 DEFAULT_PLANNER = "local-search"
-COMPILING = "compiling the simulator, on the first run only (about 15 s)..."
+_COMPILING = "compiling the simulator, on the first run only (about 15 s)..."
 _REPORT_EVERY = 0.2  # seconds
 
 
@@ -116,9 +115,10 @@ class Context:
     def evaluate_batch(self, placements: ArrayLike) -> NDArray[np.float64]:
         """The values of many placements [B, N], on all cores. A batch that exceeds the budget is cut short."""
         self._check()
-        rows = np.asarray(placements)[: self.evaluations_left]
+        rows = np.asarray(placements)
         if rows.ndim != 2:
-            raise InvalidInput(f"planner {self.planner!r}: a batch is an array [placements, ops]; evaluate takes one")
+            raise InvalidInput("a batch is an array [placements, ops]; evaluate takes one")
+        rows = rows[: self.evaluations_left]
         values = evaluate(self.problem, rows, peaks=False).score
         self.spend(len(rows))
         if len(rows):
@@ -159,10 +159,10 @@ class Context:
         row = np.asarray(placement)
         if row.shape != (self.problem.num_ops,):
             raise InvalidInput(
-                f"planner {self.planner!r}: a placement is one device for each of the {self.problem.num_ops} ops, this "
-                f"one is an array of shape {row.shape}; evaluate_batch takes many at once"
+                f"a placement is one device for each of the {self.problem.num_ops} ops, this one is an array of shape "
+                f"{row.shape}; evaluate_batch takes many at once"
             )
-        sequence = None if order is None else np.array(order, np.int32)
+        sequence = None if order is None else to_ints(order, self.problem.num_ops, "order")
         value = float(evaluate(self.problem, row, sequence, peaks=False, threads=1).score[0])
         self._remember(value, row, sequence)
         return value
@@ -189,10 +189,8 @@ def plan(
 
     The same seed gives the same plan if the planner ends by itself or with a budget in evaluations.
     """
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget = {budget!r}: write it like Budget(seconds=10) or Budget(evaluations=1000)")
-    if not isinstance(seed, Integral) or seed < 0:
-        raise InvalidInput(f"seed = {seed!r}: it must be a whole number, zero or more")
+    _check_request(problem, budget, seed)
+    check_type(options or {}, Mapping, "options")
     info = get(planner)
     why_not = info.why_not(problem)
     if why_not:
@@ -203,7 +201,7 @@ def plan(
         raise NoFeasiblePlan(_why_impossible(problem))
 
     ctx = Context(problem, budget, int(seed), lower_bound(problem).value, on_progress, planner)
-    with _interruptible(ctx):
+    with _interruptible(ctx), _blaming(planner):
         try:
             answer = info.function(problem, ctx, **settings)
         except _Stop:
@@ -213,7 +211,7 @@ def plan(
             answer = None
         ctx.took = ctx.seconds
         if answer is not None:
-            ctx._judge(*_placement_and_order(planner, answer))
+            ctx._judge(*_placement_and_order(answer))
         broken = violations(problem, *ctx.best) if ctx.best else []  # the last word, with every peak measured
     if ctx.best is None and ctx.stopped == "interrupted":
         raise KeyboardInterrupt
@@ -249,12 +247,13 @@ def compare(
     Every plan gets the best lower bound that any of them proved, so that their gaps can be compared. Ctrl-C ends the
     planner that is running and leaves out those after it.
     """
-    if isinstance(planners, str):
-        raise InvalidInput(f"planners = {planners!r}: it must be a list of names, such as [{planners!r}]")
-    chosen = [get(name) for name in dict.fromkeys(available() if planners is None else planners)]
+    _check_request(problem, budget, seed)
+    if isinstance(planners, str) or not (planners is None or isinstance(planners, Iterable)):
+        raise InvalidInput(f"planners = {planners!r}: it must be a list of names, such as ['heft']")
+    chosen = {info.name: info for info in map(get, available() if planners is None else planners)}
     outcomes: list[Outcome] = []
     interrupted = False
-    for info in chosen:
+    for info in chosen.values():
         found, reason = None, info.why_not(problem) or ("interrupted" if interrupted else "")
         if not reason:
             try:
@@ -262,6 +261,8 @@ def compare(
                 interrupted = found.stopped == "interrupted"
             except NoFeasiblePlan as error:
                 reason = str(error)
+            except Exception as error:  # its own failure, and no reason to lose what the others found
+                reason = f"failed: {error!r:.200}"
             except KeyboardInterrupt:  # before there was a plan
                 reason, interrupted = "interrupted", True
         outcomes.append(Outcome(info.name, found, reason))
@@ -275,10 +276,30 @@ def compare(
     return sorted(shared, key=lambda outcome: outcome.plan.value if outcome.plan else math.inf)
 
 
+def _check_request(problem: Any, budget: Any, seed: Any) -> None:
+    check_type(problem, Problem, "problem")
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget = {budget!r}: write it like Budget(seconds=10) or Budget(evaluations=1000)")
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+        raise InvalidInput(f"seed = {seed!r}: it must be a whole number, zero or more")
+
+
 def one_device_value(problem: Problem) -> float:
     """The value of the best plan that uses one device alone; infinite where none fits."""
     rows = np.repeat(np.arange(problem.num_devices, dtype=np.int32)[:, None], problem.num_ops, axis=1)
     return float(evaluate(problem, rows).score.min())
+
+
+@contextmanager
+def compiling(announce: Callable[[str], None] | None) -> Iterator[None]:
+    """Tell the user what is going on if it takes longer than a moment."""
+    timer = threading.Timer(2.0, announce or (lambda _: None), [_COMPILING])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 _compiled: set[tuple[str, str, str]] = set()
@@ -293,7 +314,7 @@ def compile_for(problem: Problem, info: PlannerInfo, announce: Callable[[str], N
     build.op("second", kind="op", inputs=build.op("first", kind="op", outputs=[1.0]))
     cluster = full_mesh([Device("a", memory=8.0), Device("b")], 1.0)
     small = Problem(build.graph(), cluster, Costs.create(np.ones((2, 2))), problem.objective, problem.execution)
-    with announced(COMPILING, announce):
+    with compiling(announce):
         simulate(small, [0, 1])
         evaluate(small, [0, 1], peaks=False)
         lower_bound(small)
@@ -304,11 +325,23 @@ def compile_for(problem: Problem, info: PlannerInfo, announce: Callable[[str], N
     _compiled.add(kind)
 
 
-def _placement_and_order(planner: str, answer: Any) -> tuple[Any, Any]:
+@contextmanager
+def _blaming(planner: str) -> Iterator[None]:
+    """What is wrong with a planner's answer, or inside it, is said with its name."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"planner {planner!r}: {error}") from None
+    except Exception as error:
+        error.add_note(f"This happened in planner {planner!r}.")
+        raise
+
+
+def _placement_and_order(answer: Any) -> tuple[Any, Any]:
     if not isinstance(answer, tuple):
         return answer, None
     if len(answer) != 2:
-        raise InvalidInput(f"planner {planner!r} must return a placement, (placement, order) or None")
+        raise InvalidInput("it must return a placement, (placement, order) or None")
     return answer
 
 

@@ -38,6 +38,12 @@ def check_text(value: Any, where: str) -> None:
         raise InvalidInput(f"{where}: {value!r:.60} holds half a character and cannot be saved; rename it") from None
 
 
+def check_type(value: Any, kind: type, where: str) -> None:
+    """Told at the door, where the mistake is, and not by whatever trips over it later."""
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{where}: must be a {kind.__name__}, found {value!r:.60}")
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for an error, however many there are and however long they are."""
     shown = ", ".join(f"{name:.60}" for name in names[:8])

@@ -29,7 +29,7 @@ import numpy as np
 
 from placewise.cluster import Cluster, Device, Link
 from placewise.costs import LABELS, Costs
-from placewise.errors import InvalidInput, listed
+from placewise.errors import InvalidInput, check_type, listed
 from placewise.graph import OP_DEFAULTS, PHASES, Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
@@ -78,6 +78,8 @@ def load_problem(
         found: Graph | Problem = zoo.load(str(model))
     else:
         found = _load_graph_or_problem(_existing(model, "model", zoo.names()))
+    for name, value in (("pins", pins), ("max_memory", max_memory)):
+        check_type({} if value is None else value, Mapping, name)
 
     if isinstance(found, Graph):
         if cluster is None:
@@ -99,7 +101,7 @@ def load_problem(
 
     changes: dict[str, Any] = {
         "objective": objective, "execution": execution, "pins": pins, "contiguous": contiguous,
-        "forbidden": None if forbidden is None else tuple(forbidden), "max_devices": max_devices,
+        "forbidden": forbidden, "max_devices": max_devices,
         "cluster": None if max_memory is None else found.cluster.with_memory(max_memory),
     }  # fmt: skip
     return replace(found, **{name: value for name, value in changes.items() if value is not None})
@@ -590,7 +592,7 @@ def _read_text(path: str | Path, limit: int) -> str:
         raise InvalidInput(f"not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from None
     except (gzip.BadGzipFile, zlib.error, EOFError):
         raise InvalidInput("the gzip data is damaged or ends too early") from None
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise InvalidInput(f"cannot be read: {_reason(error)}") from None
 
 
@@ -627,7 +629,7 @@ def write_text(path: str | Path, text: str) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:  # a path may be of the wrong type, or hold a null
         raise InvalidInput(f"{path}: cannot be written: {_reason(error)}") from None
 
 

@@ -167,7 +167,7 @@ class Graph:
     @cached_property
     def is_stored(self) -> NDArray[np.bool_]:
         """[N] whether the op is a parameter or state (see `STORED_KINDS`)."""
-        return np.fromiter((kind in STORED_KINDS for kind in self.op_kinds), np.bool_, self.num_ops)
+        return _frozen(np.fromiter((kind in STORED_KINDS for kind in self.op_kinds), np.bool_, self.num_ops))
 
     @cached_property
     def resident_bytes(self) -> Floats:
@@ -181,7 +181,7 @@ class Graph:
     def topological_order(self) -> Ints:
         """Op indices with every producer before its consumers; the graph's own order where that already holds."""
         if bool(np.all(self.edge_producer < self.consumers)):
-            return np.arange(self.num_ops, dtype=np.int32)
+            return _frozen(np.arange(self.num_ops, dtype=np.int32))
         waiting = np.bincount(self.consumers, minlength=self.num_ops).tolist()
         start, edges = self.out_edges[0].tolist(), self.out_edges[1]
         children = self.consumers[edges].tolist()
@@ -193,13 +193,14 @@ class Graph:
                     order.append(child)
         if len(order) < self.num_ops:
             raise InvalidInput(f"graph {self.name!r:.60} has a cycle: {self._describe_cycle(waiting)}")
-        return np.array(order, np.int32)
+        return _frozen(np.array(order, np.int32))
 
     def op_index(self, name: str) -> int:
         """The position of the op with this name."""
         if name not in self._position:
             near = get_close_matches(name, self.op_names[:10_000], 1) if len(name) < 200 else []
             hint = f"; did you mean {near[0]!r}?" if near else ""
+        check_text(name, "the name of an op")
             raise InvalidInput(f"graph {self.name!r:.60} has no op named {name!r:.60}{hint}")
         return self._position[name]
 
@@ -288,19 +289,22 @@ class GraphBuilder:
         self._edges: list[tuple[int, int]] = []
 
     def op(
-        self, name: str, *, kind: str, inputs: Iterable[Tensor] = (), outputs: Sequence[float] = (), **columns: Any
+        self, name: str, *, kind: str, inputs: Iterable[Tensor] = (), outputs: Iterable[float] = (), **columns: Any
     ) -> list[Tensor]:
         """Add an op; `outputs` are the sizes of its output tensors, `columns` other per-op fields of `Graph.create`."""
         if unknown := columns.keys() - OP_DEFAULTS.keys():
             raise InvalidInput(f"op {name!r}: {min(unknown)!r} is not one of {', '.join(OP_DEFAULTS)}")
-        index, given = len(self._ops), list(inputs)
+        for what, value in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(value, Iterable) or isinstance(value, str):
+                raise InvalidInput(f"op {name!r:.60}: {what} must be a list, found {value!r:.60}")
+        index, given, sizes = len(self._ops), list(inputs), list(outputs)
         if not all(isinstance(tensor, Tensor) for tensor in given):
-            raise InvalidInput(f"op {name!r}: inputs must be tensors that `op` has returned")
+            raise InvalidInput(f"op {name!r:.60}: inputs must be tensors that `op` has returned")
         self._ops.append({"op_names": name, "op_kinds": kind, **columns})
         self._edges.extend((tensor.index, index) for tensor in given)
         first = len(self._producer)
-        self._producer.extend([index] * len(outputs))
-        self._bytes.extend(outputs)
+        self._producer.extend([index] * len(sizes))
+        self._bytes.extend(sizes)
         return [Tensor(i) for i in range(first, len(self._producer))]
 
     def size(self, tensor: Tensor) -> float:

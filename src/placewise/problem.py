@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placewise.cluster import Cluster
 from placewise.costs import Costs
-from placewise.errors import InvalidInput, check_text
+from placewise.errors import InvalidInput, check_text, check_type
 from placewise.graph import Graph, Ints
 
 OBJECTIVES: Final = ("latency", "throughput", "completion")
@@ -27,11 +27,6 @@ _CHOICES: Final = {
     "memory": ("live", "static"),
     "pipeline": ("1f1b", "gpipe"),
 }
-
-
-def _check_type(value: Any, kind: type, where: str) -> None:
-    if not isinstance(value, kind):
-        raise InvalidInput(f"{where}: must be a {kind.__name__}, found {value!r:.60}")
 
 
 def _check_flag(value: Any, where: str) -> None:
@@ -89,20 +84,20 @@ class Problem:
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _check_type(self.graph, Graph, "graph")
-        _check_type(self.cluster, Cluster, "cluster")
-        _check_type(self.execution, Execution, "execution")
+        check_type(self.graph, Graph, "graph")
+        check_type(self.cluster, Cluster, "cluster")
+        check_type(self.execution, Execution, "execution")
         if self.costs is None:
             from placewise.costs.roofline import roofline
 
             object.__setattr__(self, "costs", roofline(self.graph, self.cluster))
-        _check_type(self.costs, Costs, "costs")
+        check_type(self.costs, Costs, "costs")
         if self.objective not in OBJECTIVES:
             raise InvalidInput(f"objective: must be one of {', '.join(OBJECTIVES)}, found {self.objective!r:.60}")
         shape = (self.graph.num_ops, self.cluster.num_devices)
         if self.costs.seconds.shape != shape:
             raise InvalidInput(f"costs are for {self.costs.seconds.shape} (ops, devices), the problem has {shape}")
-        _check_type(self.pins, Mapping, "pins")
+        check_type(self.pins, Mapping, "pins")
         if not isinstance(self.forbidden, (tuple, list)):
             raise InvalidInput(f"forbidden: must be a tuple of device names, found {self.forbidden!r:.60}")
         for name in (*self.pins, *self.pins.values(), *self.forbidden):
@@ -152,7 +147,9 @@ class Problem:
         key = np.where(group >= 0, group.astype(np.int64) + self.num_ops, np.arange(self.num_ops))
         first, inverse = np.unique(key, return_index=True, return_inverse=True)[1:]
         rank = np.argsort(np.argsort(first))
-        return rank[inverse].astype(np.int32)
+        unit = rank[inverse].astype(np.int32)
+        unit.flags.writeable = False
+        return unit
 
     @cached_property
     def num_units(self) -> int:

@@ -79,4 +79,6 @@ def format_seconds(seconds: float) -> str:
 
 def _three_digits(value: float) -> str:
     rounded = float(f"{value:.2e}")  # first, so that 9.999 is 10.0 and not 10.00
-    return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}" if value else "0"
+    if not 1e-3 <= abs(rounded) < 1e7:  # zero, or beyond the units
+        return f"{rounded:.3g}"
+    return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"

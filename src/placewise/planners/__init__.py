@@ -77,6 +77,8 @@ def planner(
     def register(function: Function) -> Function:
         if name in _registered and _registered[name].function.__module__ != function.__module__:
             raise InvalidInput(f"two planners are named {name!r}: {_registered[name].function.__module__} has one too")
+        if unknown := set(objectives) - set(OBJECTIVES):
+            raise InvalidInput(f"planner {name!r}: {min(unknown)!r} is none of {', '.join(OBJECTIVES)}")
         if not inspect.getdoc(function):
             raise InvalidInput(f"planner {name!r} needs a docstring: its first line is what people read about it")
         hints = typing.get_type_hints(function)
@@ -87,7 +89,14 @@ def planner(
                     f"planner {name!r}: write its option {parameter.name!r} after a *, with a default: "
                     f"(problem, ctx, *, {parameter.name}: int = 8)"
                 )
-            options[parameter.name] = (_without_none(hints.get(parameter.name, str)), parameter.default)
+            kind, default = _without_none(hints.get(parameter.name, str)), parameter.default
+            if kind not in (int, float, bool, str) and typing.get_origin(kind) is not typing.Literal:
+                raise InvalidInput(
+                    f"planner {name!r}: its option {parameter.name!r} must be an int, float, bool, str or Literal"
+                )
+            if default is not None:
+                _check(default, kind, f"planner {name!r}: the default of {parameter.name}")
+            options[parameter.name] = (kind, default)
         _registered[name] = PlannerInfo(name, function, frozenset(objectives), supports, options, compile)
         return function
 
@@ -115,18 +124,21 @@ def available() -> dict[str, PlannerInfo]:
 def get(name: str) -> PlannerInfo:
     """The planner with this name."""
     known = available()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise InvalidInput(f"there is no planner {name!r}; there are {', '.join(known)}")
     return known[name]
 
 
 def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
     """Read `key=value` texts into a planner's options, with their types."""
-    info, parsed = get(name), {}
+    info = get(name)
+    parsed: dict[str, Any] = {}
     for text in texts:
         key, given, value = text.partition("=")
         if not given:
             raise InvalidInput(f"option {text!r} is not of the form key=value")
+        if key in parsed:
+            raise InvalidInput(f"option {key} of {name} is given twice: {parsed[key]} and {value}")
         kind, _ = info.options.get(key, (str, None))
         parsed[key] = parse_value(value, kind, f"option {key} of {name}")
     info.settings(parsed)

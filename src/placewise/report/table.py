@@ -46,6 +46,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).replace("|", "\\|")
 
 
+def wrapped(text: str, indent: str = "") -> str:
+    """Lines that fit. A character that takes two columns brings a filler along, for `fill` counts characters."""
+    padded = "".join(c + "\0" * (cell_len(c) - 1) for c in printable(text))
+    return fill(padded, WIDTH - ("\0" in padded), subsequent_indent=indent).replace("\0", "")
+
+
+def _short(name: str) -> str:
+    """A name within a sentence."""
+    return _fit(name, min(60, cell_len(name)), "l")
+
+
 def _fit(cell: str, width: int, align: str) -> str:
     """The cell in exactly `width` columns; what is too long loses its middle, for the end of a name tells most."""
     if cell_len(cell) > width:
@@ -68,12 +79,12 @@ def describe_plan(plan: Plan) -> str:
 def headline(plan: Plan) -> str:
     """What it is, what it is worth, and how far from the best."""
     problem = plan.problem
-    title = printable(f"{problem.graph.name} on {problem.cluster.name}")
+    title = f"{_short(problem.graph.name)} on {_short(problem.cluster.name)}"
     bound = format_seconds(plan.lower_bound)
     best = "This is optimal." if plan.is_optimal else f"No plan is below {bound}, so the gap is at most {plan.gap:.1%}."
     value = f"{_GOALS[problem.objective]} {format_seconds(plan.value)}"
     value += f" = {1 / plan.value:.3g} samples/s" if problem.objective == "throughput" and plan.value > 0 else ""
-    return fill(f"{title}: {value} by {printable(plan.planner)}. {best}", WIDTH)
+    return wrapped(f"{title}: {value} by {_short(plan.planner)}. {best}")
 
 
 def device_table(timeline: Timeline) -> str:
@@ -114,11 +125,9 @@ def describe_comparison(outcomes: Sequence[Outcome], one_device: float) -> str:
     parts, rows, notes = [], [], []
     if plans:
         problem, best = plans[0].problem, plans[0].value
-        title = (
-            f"{problem.graph.name} on {problem.cluster.name}: {_GOALS[problem.objective]} of {problem.num_ops} ops, "
-        )
-        title += f"{problem.num_devices} devices. No plan is below {format_seconds(plans[0].lower_bound)}."
-        parts.append(fill(printable(title), WIDTH))
+        title = f"{_short(problem.graph.name)} on {_short(problem.cluster.name)}: {_GOALS[problem.objective]}"
+        title += f" of {problem.num_ops} ops, {problem.num_devices} devices."
+        parts.append(wrapped(f"{title} No plan is below {format_seconds(plans[0].lower_bound)}."))
         notes.append("> the best")
         if plans[-1].value > one_device:
             notes.append(f"* one device alone is better: {format_seconds(one_device)}")
@@ -133,7 +142,7 @@ def describe_comparison(outcomes: Sequence[Outcome], one_device: float) -> str:
             rows.append([f"- {outcome.planner}", "-", "-", "-", "-", "-"])
             notes.append(f"- {outcome.planner}: {outcome.reason}")
     parts.append(table(["planner", "value", "gap", "fullest", "seconds", "evaluations"], "lrrlrr", rows))
-    parts.append("\n".join(fill(printable(note), WIDTH, subsequent_indent="  ") for note in notes))
+    parts.append("\n".join(wrapped(note, "  ") for note in notes))
     return "\n\n".join(parts)
 
 
@@ -155,7 +164,7 @@ def describe_explanation(plan: Plan, why: Explanation) -> str:
     """What `placewise explain` prints."""
     parts = [headline(plan)]
     if why.verdict:
-        parts.append(fill(printable(f"What limits it: {why.verdict}"), WIDTH))
+        parts.append(wrapped(f"What limits it: {why.verdict}"))
     parts += [_runs(why), device_table(plan.timeline), *([_loads(why)] if why.loads else _chain(plan, why))]
     if why.transfers:
         parts.append(_transfers(why))
@@ -253,21 +262,18 @@ def _largest(by_module: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:
     """What `placewise explain --op` adds: the plan's value with this op elsewhere."""
     together = max(move.ops for move in moves)
-    title = f"{op} is on {next(move.device for move in moves if move.is_current)}"
+    title = f"{_short(op)} is on {_short(next(move.device for move in moves if move.is_current))}"
     title += f"; the {together} ops that share its device would move with it." if together > 1 else "."
     rows = []
     for move in moves:
-        change = (
-            "as planned"
-            if move.is_current
-            else "-"
-            if move.value is None
-            else f"{move.value / plan.value - 1:+.2%}"
-            if plan.value
-            else "0%"
-        )
+        change = "as planned" if move.is_current else "-" if move.value is None else _change(move.value, plan.value)
         rows.append([move.device, "-" if move.value is None else format_seconds(move.value), change, move.problem])
-    return fill(printable(title), WIDTH) + "\n\n" + table(["device", "value", "change", "note"], "lrrl", rows)
+    return wrapped(title) + "\n\n" + table(["device", "value", "change", "note"], "lrrl", rows)
+
+
+def _change(value: float, before: float) -> str:
+    ratio = value / before if before else 1.0
+    return f"{ratio - 1:+.2%}" if ratio < 100 else f"x {ratio:.3g}"
 
 
 def _share(part: float, whole: float) -> str:
@@ -301,7 +307,7 @@ def describe_zoo(models: Sequence[Mapping[str, Any]], boxes: Sequence[Cluster]) 
         [m["model"], f"{m['ops']:,}", _count(m["parameters"]), f"{_count(m['flops'])}FLOP", format_bytes(m["bytes"])]
         for m in models
     ]
-    summaries = [fill(f"{m['model']}: {m['summary']}", WIDTH, subsequent_indent="  ") for m in models]
+    summaries = [wrapped(f"{m['model']}: {m['summary']}", "  ") for m in models]
     devices = [[box.name, device.name, format_bytes(device.memory)] for box in boxes for device in box.devices]
     return "\n\n".join([
         table(["model", "ops", "parameters", "work", "weights and state"], "lrrrr", rows),

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -91,18 +88,6 @@ def simulate(problem: Problem, placement: ArrayLike, order: Ints | None = None) 
         finish=log.arrived[:count],
     )
     return Timeline(problem, rows[0], order, float(value[0]), start, finish, transfers, peak[0])
-
-
-@contextmanager
-def announced(text: str, announce: Callable[[str], None] | None) -> Iterator[None]:
-    """Tell the user what is going on if it takes longer than a moment."""
-    timer = threading.Timer(2.0, announce or (lambda _: None), [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 # ---- measuring -----------------------------------------------------------------------------------------------------

@@ -329,6 +329,12 @@ def test_names_and_numbers_of_ops_and_devices_play_no_part(fractional, whole, se
         assert sent_again == sent
 
 
+def test_ops_that_are_fast_on_different_devices_are_no_twins():
+    problem = problem_of([[1, 2], [2, 1], [5, 5], [5, 5]], [(0, 2), (1, 3)], sizes=3.0)
+    other = renumbered(problem, np.array([1, 0, 3, 2]), np.arange(2))
+    assert simulate(other, [0, 0, 1, 1]).value == simulate(problem, [0, 0, 1, 1]).value
+
+
 @holds_for(cases(max_ops=8))
 def test_an_order_that_runs_an_op_before_its_input_is_refused(case):
     graph, order = case.problem.graph, random_order(np.random.default_rng(0), case.problem)

@@ -34,12 +34,11 @@ def schedule(problem: Problem, self_links: bool = False) -> tuple[Ints, Ints]:
     """(placement, order) of HEFT."""
     graph = problem.graph
     order = priority_order(problem, self_links=self_links)
-    by_consumer = np.argsort(graph.consumers, kind="stable")
-    input_ptr = np.searchsorted(graph.consumers[by_consumer], np.arange(graph.num_ops + 1))
+    input_ptr, in_edges = graph.in_edges
     shortest = problem.seconds.min(axis=0, initial=np.inf)
     place, start = _schedule(
         order.astype(np.int64), problem.seconds, graph.is_stored,
-        input_ptr, graph.edge_tensor[by_consumer].astype(np.int64), graph.tensor_producer.astype(np.int64),
+        input_ptr.astype(np.int64), graph.edge_tensor[in_edges].astype(np.int64), graph.tensor_producer.astype(np.int64),
         graph.tensor_bytes, problem.cluster.latency, problem.cluster.seconds_per_byte, problem.unit.astype(np.int64),
         problem.per_unit(graph.resident_bytes), problem.capacity - headroom(problem), shortest,
     )  # fmt: skip

@@ -122,8 +122,10 @@ def priority_order(problem: Problem, *, self_links: bool = False) -> Ints:
 def _structure(problem: Problem) -> NDArray[np.uint64]:
     """[N] a hash of each op's neighbourhood (Weisfeiler-Leman), equal whatever the ops' names and numbers."""
     graph = problem.graph
-    # Times count by their rank among all times, so that the unit of time plays no part.
-    times = np.unique(np.sort(problem.seconds, axis=1), return_inverse=True)[1].reshape(problem.seconds.shape)
+    # Times count by their rank among all times, so that the unit of time plays no part; devices by their names, so that
+    # their order plays none.
+    devices = sorted(range(problem.num_devices), key=problem.cluster.device_names.__getitem__)
+    times = np.unique(problem.seconds[:, devices], return_inverse=True)[1].reshape(problem.seconds.shape)
     own = [times.astype(np.uint64).T, graph.resident_bytes.view(np.uint64)[None]]
     own += [graph.scratch.view(np.uint64)[None], graph.model.astype(np.uint64)[None]]
     colour = np.zeros(graph.num_ops, np.uint64)

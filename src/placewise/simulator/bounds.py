@@ -178,9 +178,8 @@ def _path_under_memory(problem: Problem, work: _Work) -> float:
     weight = seconds.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1)
     rest = weight.copy()  # heaviest path from each op to the end, and the reader that it goes on with
     following = np.full(graph.num_ops, -1)
-    by_producer = np.argsort(graph.edge_producer, kind="stable")
-    readers = graph.consumers[by_producer]
-    first = np.searchsorted(graph.edge_producer[by_producer], np.arange(graph.num_ops + 1))
+    first, edges = graph.out_edges
+    readers = graph.consumers[edges]
     for op in reversed(graph.topological_order.tolist()):
         mine = readers[first[op] : first[op + 1]]
         if len(mine):

@@ -86,7 +86,8 @@ class Engine:
             self._kernel.run(
                 *self._given, _U(d), _U(self.arrays.num_channels), _U(self._models), *self._room,
                 rows, self._strict, per_edge, _U(execution.prefetch), value, peak, *log,
-                part.cutoff, part.tail, part.tail_from, begin, _U(part.save_every), *part[5:],
+                part.cutoff, part.tail, part.tail_from, begin,
+                _U(part.save_every), part.save_float, part.save_int, part.save_word, part.sequence,
             )
         )  # fmt: skip
 

@@ -136,9 +136,9 @@ def _measure(
 def _memory_may_bind(problem: Problem) -> bool:
     """Whether some placement could exceed some device: all bytes on one device is the most there can be."""
     graph = problem.graph
-    copies = graph.num_edges if problem.execution.sends == "edge" else 0
     most = graph.resident_bytes.sum() + graph.tensor_bytes.sum() + graph.scratch.max(initial=0.0)
-    most += graph.tensor_bytes[graph.edge_tensor].sum() if copies else 0.0
+    if problem.execution.sends == "edge":
+        most += graph.tensor_bytes[graph.edge_tensor].sum()
     return bool(most > problem.capacity.min())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from placewise.errors import InvalidInput
@@ -12,6 +13,13 @@ from placewise.kinds import KINDS, Op, TensorType
 
 #: Ops of one model; what claims more is refused before it fills the memory.
 MAX_OPS = 2_000_000
+
+
+@dataclass(frozen=True)
+class View(Tensor):
+    """A tensor under another shape or dtype than it was made with, for who reads it by this handle."""
+
+    type: TensorType
 
 
 class Assembly:
@@ -24,7 +32,11 @@ class Assembly:
 
     def type_of(self, tensor: Tensor) -> TensorType:
         """Dtype and shape of a tensor that was added before."""
-        return self._types[tensor.index]
+        return tensor.type if isinstance(tensor, View) else self._types[tensor.index]
+
+    def view(self, tensor: Tensor, type: TensorType) -> Tensor:
+        """The same bytes seen with another shape (reshaped, transposed, ...): no op, and the tensor stays what it is."""
+        return View(tensor.index, type)
 
     def stored(self, name: str, held: TensorType, *, kind: str = "parameter", module: str = "") -> Tensor:
         """A parameter or, as kind "state", a cache or the state of an optimizer."""
@@ -51,7 +63,7 @@ class Assembly:
         self._names[name] += 1
         if taken:
             return self.op(f"{name}:{taken}", kind, inputs, outputs, attributes, module=module, **columns)
-        op = Op(kind, [self._types[tensor.index] for tensor in inputs], outputs, attributes or {})
+        op = Op(kind, [self.type_of(tensor) for tensor in inputs], outputs, attributes or {})
         self._types.extend(outputs)
         return self._builder.op(
             name,

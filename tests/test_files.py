@@ -134,6 +134,7 @@ def graphs(draw):
         op_kinds=column(TEXT.filter(lambda kind: kind not in ("parameter", "state")), "op"),
         op_dtypes=column(TEXT, "float32"),
         op_modules=column(TEXT, ""),
+        op_signatures=column(TEXT, ""),
         flops=column(AMOUNT, 0.0),
         bytes_accessed=column(AMOUNT, 0.0),
         scratch=column(AMOUNT, 0.0),
@@ -268,7 +269,6 @@ def test_plan_round_trip(tmp_path, order, name):
             np.testing.assert_equal(getattr(again, part.name), getattr(plan, part.name))
 
 
-def test_plan_of_an_empty_graph(tmp_path):
 def test_a_plan_may_take_longer_than_any_of_its_ops(tmp_path):
     """No time in a problem exceeds LARGEST; their sum does, and what was written must be read again."""
     problem = problem_of(np.full((2, 1), LARGEST), [(0, 1)])
@@ -276,6 +276,7 @@ def test_a_plan_may_take_longer_than_any_of_its_ops(tmp_path):
     assert files.load_plan(tmp_path / "plan.json").value == 2 * LARGEST
 
 
+def test_plan_of_an_empty_graph(tmp_path):
     problem = Problem(Graph.create(op_names=[]), small_cluster())
     none = np.array([], np.int32)
     files.save_plan(small_plan(problem=problem, placement=none, order=none, lower_bound=0.0), tmp_path / "plan.json")
@@ -871,7 +872,6 @@ def test_what_is_no_name(model):
         files.load_cluster(model)
 
 
-def test_load_problem_from_a_problem_file(problem_file):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -886,6 +886,7 @@ def test_what_is_no_option(problem_file, wrong, message):
         files.load_problem(problem_file, **wrong)
 
 
+def test_load_problem_from_a_problem_file(problem_file):
     assert files.load_problem(problem_file).digest == small_problem().digest
     with pytest.raises(InvalidInput, match=r"p\.json: already has a cluster: leave the other one out"):
         files.load_problem(problem_file, "four-gpus")

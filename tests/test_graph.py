@@ -117,6 +117,7 @@ def test_op_index_follows_a_change_of_names():
         {"op_kinds": "relu"},
         {"op_dtypes": "float16"},
         {"op_modules": "m"},
+        {"op_signatures": "relu(float32[1]) -> float32[1]"},
         {"flops": [0, 0, 0, 1]},
         {"bytes_accessed": 1},
         {"scratch": 1},
@@ -241,10 +242,10 @@ def test_an_error_is_short_however_long_the_names():
 def test_builder_refuses_what_is_no_tensor():
     with pytest.raises(InvalidInput, match="op 'x': inputs must be tensors"):
         GraphBuilder("net").op("x", kind="op", inputs=[3])
-    build = GraphBuilder("net")
     for column in ("inputs", "outputs"):
         with pytest.raises(InvalidInput, match=f"op 'x': {column} must be a list, found 3"):
             GraphBuilder("net").op("x", kind="op", **{column: 3})
+    build = GraphBuilder("net")
     build.op("x", kind="op", outputs=["many"])
     with pytest.raises(InvalidInput, match=r"tensors.bytes: must be a list of numbers"):
         build.graph()

@@ -92,6 +92,7 @@ class Ops(_Object):
     kind: List[str] | None = None
     dtype: List[str] | None = None
     module: List[str] | None = None
+    signature: List[str] | None = None
     flops: List[Size] | None = None
     bytes_accessed: List[Size] | None = None
     scratch: List[Size] | None = None
@@ -131,6 +132,7 @@ class DeviceData(_Object):
     bandwidth: Bandwidth = math.inf
     launch: Seconds = 0.0
     copies: bool = True
+    profile: str | None = None  # the name of a profile, or its file
 
 
 class LinkData(_Object):
@@ -173,6 +175,43 @@ class ClusterData(_Object):
     name: str = "cluster"
     devices: Annotated[List[DeviceData], Field(max_length=MAX_DEVICES)]
     links: List[LinkData] = []
+
+
+# ---- profiles --------------------------------------------------------------------------------------------------------
+
+
+class OpTimes(_Object):
+    """`OpTime`s, one list per property."""
+
+    signature: List[str] = []
+    kind: List[str] = []
+    dtype: List[str] = []
+    flops: List[Size] = []
+    bytes_accessed: List[Size] = []
+    seconds: List[Size] = []
+    spread: List[Size] = []
+    scratch: List[Size] = []
+
+
+class ModelTimes(_Object):
+    """`ModelTime`s, one list per property."""
+
+    name: List[str] = []
+    seconds: List[Size] = []
+    spread: List[Size] = []
+    sum_of_ops: List[Size] = []
+
+
+class ProfileData(_Object):
+    """A `Profile`."""
+
+    name: str
+    device: str
+    hardware: str
+    library: str
+    date: str
+    ops: OpTimes
+    models: ModelTimes = ModelTimes()
 
 
 # ---- problems and plans ----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.errors import InvalidInput, check_text, check_type, listed
+from placewise.profiles import Profile
 from placewise.quantities import LARGEST, parse_quantity
 
 #: Links grow with the square of the devices; at this number, building or reading them takes seconds.
@@ -39,6 +40,7 @@ class Device:
     bandwidth: float = math.inf  # bytes/s of its own memory
     launch: float = 0.0  # seconds added to each op
     copies: bool = True  # whether copies cost the device's own time where compute and transfers do not overlap
+    profile: Profile | None = field(default=None, compare=False)  # what was measured on it
 
     def __post_init__(self) -> None:
         check_text(self.name, "the name of a device")

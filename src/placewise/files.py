@@ -16,7 +16,7 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import resources
@@ -33,6 +33,7 @@ from placewise.errors import InvalidInput, check_type, listed
 from placewise.graph import OP_DEFAULTS, PHASES, Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
+from placewise.profiles import ModelTime, OpTime, Profile
 from placewise.quantities import format_bytes
 
 if TYPE_CHECKING:
@@ -47,9 +48,13 @@ MAX_YAML_BYTES = 1024**2
 MAX_YAML_DEPTH = 32
 
 #: The columns of "ops" in a file, and the fields of `Graph` that they are.
-_OP_COLUMNS: Final = {"name": "op_names", "kind": "op_kinds", "dtype": "op_dtypes", "module": "op_modules"} | {
-    name: name for name in ("flops", "bytes_accessed", "scratch", "resident", "phase", "model", "group")
-}
+_OP_COLUMNS: Final = {
+    "name": "op_names",
+    "kind": "op_kinds",
+    "dtype": "op_dtypes",
+    "module": "op_modules",
+    "signature": "op_signatures",
+} | {name: name for name in ("flops", "bytes_accessed", "scratch", "resident", "phase", "model", "group")}
 
 
 # ---- whatever the user names as a model ------------------------------------------------------------------------------
@@ -74,12 +79,12 @@ def load_problem(
     """
     from placewise import zoo
 
+    for name, value in (("pins", pins), ("max_memory", max_memory)):
+        check_type({} if value is None else value, Mapping, name)
     if model in zoo.names():
         found: Graph | Problem = zoo.load(str(model))
     else:
         found = _load_graph_or_problem(_existing(model, "model", zoo.names()))
-    for name, value in (("pins", pins), ("max_memory", max_memory)):
-        check_type({} if value is None else value, Mapping, name)
 
     if isinstance(found, Graph):
         if cluster is None:
@@ -306,7 +311,11 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write a cluster file: numbers in SI units, one entry per direction of a link."""
     import yaml
 
-    text = yaml.dump(_cluster_out(cluster), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
+    content = _cluster_out(cluster)
+    for written, device in zip(content["devices"], cluster.devices, strict=True):
+        if device.profile:  # a problem does without: it has the costs
+            written["profile"] = device.profile.name
+    text = yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
     with _naming(path):
         if len(text) > MAX_YAML_BYTES:
             raise InvalidInput("the cluster is too large for a cluster file; save a problem with it instead")
@@ -325,7 +334,10 @@ def _build_cluster(data: ClusterData) -> Cluster:
         else:
             pairs = entry.pairs
         links += [Link(source, target, entry.bandwidth, entry.latency, tuple(entry.via)) for source, target in pairs]
-    devices = tuple(Device(**device.model_dump()) for device in data.devices)
+    devices = tuple(
+        Device(**device.model_dump() | {"profile": load_profile(device.profile) if device.profile else None})
+        for device in data.devices
+    )
     return Cluster(devices, tuple(links), data.name)
 
 
@@ -351,6 +363,59 @@ def _cluster_out(cluster: Cluster) -> dict[str, Any]:
         for link in cluster.links
     ]
     return {"name": cluster.name, "devices": devices, "links": links}
+
+
+# ---- profiles --------------------------------------------------------------------------------------------------------
+
+
+def profile_folder() -> Path:
+    """Where measurements on this machine are kept."""
+    given = os.environ.get("PLACEWISE_PROFILES")
+    return (
+        Path(given) if given else Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "placewise"
+    )
+
+
+def known_profiles() -> dict[str, Path]:
+    """Profiles by name: those that come with Placewise, and before them those measured on this machine."""
+    shipped = Path(str(resources.files("placewise"))) / "costs" / "measured"
+    return {
+        file.name.removesuffix(".json.gz"): file
+        for folder in (shipped, profile_folder())
+        for file in sorted(folder.glob("*.json.gz"))
+    }
+
+
+def load_profile(name: str | Path) -> Profile:
+    """Read a profile by its name, or a profile file."""
+    known = known_profiles()
+    file = known.get(str(name)) or _existing(name, "profile", list(known))
+    with _naming(file):
+        from placewise._schemas import ProfileData, validated
+
+        data = validated(ProfileData, _unwrapped(_read_json(file), "profile")[1])
+        for kind, columns in (("ops", data.ops), ("models", data.models)):
+            for column, values in columns:
+                _need_length(values, len(next(iter(columns))[1]), f"{kind}.{column}")
+        ops, models = ([values for _, values in columns] for columns in (data.ops, data.models))
+        return Profile(
+            data.name, data.device, data.hardware, data.library, data.date,
+            {signature: OpTime(*time) for signature, *time in zip(*ops, strict=True)},
+            {name: ModelTime(*time) for name, *time in zip(*models, strict=True)},
+        )  # fmt: skip
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Write a profile file."""
+    ops = {"signature": list(profile.ops)} | _as_columns(OpTime, profile.ops.values())
+    models = {"name": list(profile.models)} | _as_columns(ModelTime, profile.models.values())
+    about = {key: getattr(profile, key) for key in ("name", "device", "hardware", "library", "date")}
+    _write_json(path, "profile", about | {"ops": ops, "models": models})
+
+
+def _as_columns(kind: type[OpTime] | type[ModelTime], rows: Iterable[Any]) -> dict[str, list[Any]]:
+    listed_rows = list(rows)
+    return {name: [row[i] for row in listed_rows] for i, name in enumerate(kind._fields)}
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -481,7 +546,7 @@ def _unwrapped(data: Any, *kinds: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(data, dict) or not isinstance(data.get("format"), str):
         raise InvalidInput(f'{expected} is expected: an object with "format": "placewise-{kinds[0]}/1"')
     found = data["format"]
-    for kind in ("graph", "problem", "plan"):
+    for kind in ("graph", "problem", "plan", "profile"):
         if found.startswith(f"placewise-{kind}/"):
             if kind not in kinds:
                 raise InvalidInput(f"this is a {kind}, {expected} is expected")

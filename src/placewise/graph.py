@@ -30,8 +30,8 @@ PHASES: Final = ("forward", "backward", "update")
 STORED_KINDS: Final = frozenset({"parameter", "state"})
 #: What an op has unless it says otherwise, by the names of `Graph`'s per-op fields (every op has a name of its own).
 OP_DEFAULTS: Final[dict[str, Any]] = {
-    "op_kinds": "op", "op_dtypes": "float32", "op_modules": "", "flops": 0.0, "bytes_accessed": 0.0, "scratch": 0.0,
-    "resident": 0.0, "phase": 0, "model": 0, "group": -1,
+    "op_kinds": "op", "op_dtypes": "float32", "op_modules": "", "op_signatures": "", "flops": 0.0,
+    "bytes_accessed": 0.0, "scratch": 0.0, "resident": 0.0, "phase": 0, "model": 0, "group": -1,
 }  # fmt: skip
 
 
@@ -51,6 +51,7 @@ class Graph:
     op_kinds: tuple[str, ...]  # "conv2d", "matmul", ...
     op_dtypes: tuple[str, ...]  # what the arithmetic runs in: "float32", "bfloat16", ...
     op_modules: tuple[str, ...]  # the module path that engines address; "" where there is none
+    op_signatures: tuple[str, ...]  # kind, shapes, dtypes and attributes (`kinds.Op.signature`); "" where not known
     flops: Floats  # [N]
     bytes_accessed: Floats  # [N] read and written by the op itself
     scratch: Floats  # [N] bytes held only while the op runs
@@ -77,6 +78,7 @@ class Graph:
         op_kinds: Sequence[str] | str = "op",
         op_dtypes: Sequence[str] | str = "float32",
         op_modules: Sequence[str] | str = "",
+        op_signatures: Sequence[str] | str = "",
         flops: ArrayLike = 0.0,
         bytes_accessed: ArrayLike = 0.0,
         scratch: ArrayLike = 0.0,
@@ -103,6 +105,7 @@ class Graph:
             op_kinds=_texts(op_kinds, n, "ops.kind"),
             op_dtypes=_texts(op_dtypes, n, "ops.dtype"),
             op_modules=_texts(op_modules, n, "ops.module"),
+            op_signatures=_texts(op_signatures, n, "ops.signature"),
             flops=_sizes(flops, n, "ops.flops"),
             bytes_accessed=_sizes(bytes_accessed, n, "ops.bytes_accessed"),
             scratch=_sizes(scratch, n, "ops.scratch"),
@@ -197,10 +200,10 @@ class Graph:
 
     def op_index(self, name: str) -> int:
         """The position of the op with this name."""
+        check_text(name, "the name of an op")
         if name not in self._position:
             near = get_close_matches(name, self.op_names[:10_000], 1) if len(name) < 200 else []
             hint = f"; did you mean {near[0]!r}?" if near else ""
-        check_text(name, "the name of an op")
             raise InvalidInput(f"graph {self.name!r:.60} has no op named {name!r:.60}{hint}")
         return self._position[name]
 

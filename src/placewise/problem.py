@@ -68,7 +68,7 @@ class Execution:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What to plan. Costs default to the roofline model of the cluster's rates."""
+    """What to plan. Costs default to what the cluster's profiles and rates say (`costs.estimate`)."""
 
     graph: Graph
     cluster: Cluster
@@ -88,9 +88,9 @@ class Problem:
         check_type(self.cluster, Cluster, "cluster")
         check_type(self.execution, Execution, "execution")
         if self.costs is None:
-            from placewise.costs.roofline import roofline
+            from placewise.costs.estimate import estimate
 
-            object.__setattr__(self, "costs", roofline(self.graph, self.cluster))
+            object.__setattr__(self, "costs", estimate(self.graph, self.cluster))
         check_type(self.costs, Costs, "costs")
         if self.objective not in OBJECTIVES:
             raise InvalidInput(f"objective: must be one of {', '.join(OBJECTIVES)}, found {self.objective!r:.60}")

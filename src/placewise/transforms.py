@@ -65,6 +65,9 @@ def contract(graph: Graph, label: ArrayLike) -> Contraction:
         op_kinds=[graph.op_kinds[i] if c <= 1 else "fused" for i, c in zip(leads, computing.tolist(), strict=True)],
         op_dtypes=[graph.op_dtypes[i] for i in leads],
         op_modules=[graph.op_modules[i] for i in leads],
+        op_signatures=[
+            graph.op_signatures[i] if c <= 1 else "" for i, c in zip(leads, computing.tolist(), strict=True)
+        ],
         flops=np.bincount(of_op, graph.flops, k),
         bytes_accessed=np.bincount(of_op, graph.bytes_accessed, k),
         scratch=_largest(graph.scratch, of_op, k),
@@ -153,6 +156,7 @@ def with_backward(graph: Graph, *, optimizer_bytes_per_parameter_byte: float = 2
         op_kinds=[*kinds, *("update" if s else f"{kind}_backward" for kind, s in zip(kinds, stored, strict=True))],
         op_dtypes=graph.op_dtypes * 2,
         op_modules=graph.op_modules * 2,
+        op_signatures=(*graph.op_signatures, *("" for _ in range(n))),
         **doubled,
         resident=np.concatenate([graph.resident, held]),
         phase=np.concatenate([graph.phase, np.where(stored, 2, 1)]),

@@ -1,0 +1,127 @@
+"""What was measured on a device: the time of each op by its signature, and of whole models beside the sum of their ops.
+
+A profile also predicts ops that were not measured, by rates fitted to those that were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from placewise.kinds import family
+
+Floats = NDArray[np.float64]
+#: Fewer measurements than this say too little about three rates.
+_ENOUGH: Final = 8
+
+
+class OpTime(NamedTuple):
+    """One op, alone and warmed up."""
+
+    kind: str
+    dtype: str
+    flops: float
+    bytes_accessed: float
+    seconds: float  # the median
+    spread: float  # between the quartiles, as a share of the median
+    scratch: float  # bytes held beyond inputs and outputs, at most
+
+
+class ModelTime(NamedTuple):
+    """A whole model, run as its framework runs it."""
+
+    seconds: float  # the median
+    spread: float
+    sum_of_ops: float  # seconds
+
+
+class Rates(NamedTuple):
+    """An op takes `launch + flops * per_flop + bytes * per_byte` seconds."""
+
+    launch: float
+    per_flop: float
+    per_byte: float
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Times on one device, in one library. Times of different libraries are different profiles."""
+
+    name: str
+    device: str  # as the library calls it: "cpu", "cuda:0", "openvino:CPU"
+    hardware: str
+    library: str  # with its version
+    date: str
+    ops: Mapping[str, OpTime] = field(default_factory=dict)  # by signature
+    models: Mapping[str, ModelTime] = field(default_factory=dict)  # by name
+
+    def __repr__(self) -> str:
+        return f"<Profile {self.name!r}: {len(self.ops)} ops, {len(self.models)} models>"
+
+    @property
+    def overhead(self) -> float:
+        """A whole model's time over the sum of its ops', in the median: what running ops one after another adds."""
+        ratios = [model.seconds / model.sum_of_ops for model in self.models.values() if model.sum_of_ops > 0]
+        return float(np.median(ratios)) if ratios else 1.0
+
+    def without(self, signatures: Iterable[str], models: Iterable[str] = ()) -> Profile:
+        """The profile as if these had not been measured: for judging predictions."""
+        ops, wholes = set(signatures), set(models)
+        return Profile(
+            self.name, self.device, self.hardware, self.library, self.date,
+            {signature: time for signature, time in self.ops.items() if signature not in ops},
+            {name: time for name, time in self.models.items() if name not in wholes},
+        )  # fmt: skip
+
+    def predict(
+        self, kinds: Sequence[str], dtypes: Sequence[str], flops: ArrayLike, bytes_accessed: ArrayLike
+    ) -> Floats:
+        """Seconds of ops by the fitted rates, within a whole model."""
+        rates = np.array([self._rates_for(kind, dtype) for kind, dtype in zip(kinds, dtypes, strict=True)]).reshape(
+            -1, 3
+        )
+        work = np.stack([np.ones(len(rates)), np.asarray(flops, float), np.asarray(bytes_accessed, float)], axis=1)
+        seconds: Floats = (rates * work).sum(axis=1) * self.overhead
+        return seconds
+
+    def _rates_for(self, kind: str, dtype: str) -> Rates:
+        """By family and dtype, or family alone, or all ops, whichever is the narrowest with enough measurements."""
+        for key in ((family(kind), dtype), (family(kind), ""), ("", dtype)):
+            if key in self.rates:
+                return self.rates[key]
+        return self.rates["", ""]
+
+    @cached_property
+    def rates(self) -> Mapping[tuple[str, str], Rates]:
+        """Fitted rates by (family, dtype); "" stands for all."""
+        groups: dict[tuple[str, str], list[OpTime]] = {("", ""): []}
+        for time in self.ops.values():
+            of_kind = family(time.kind)
+            for key in ((of_kind, time.dtype), (of_kind, ""), ("", time.dtype), ("", "")):
+                groups.setdefault(key, []).append(time)
+        return {key: fit(times) for key, times in groups.items() if len(times) >= _ENOUGH or key == ("", "")}
+
+
+def fit(times: Sequence[OpTime]) -> Rates:
+    """Rates, none negative, with small relative errors in the median sense: outliers do not pull."""
+    from scipy.optimize import nnls
+
+    measured = [time for time in times if time.seconds > 0]
+    if not measured:
+        return Rates(0.0, 0.0, 0.0)
+    work = np.array([[1.0, time.flops, time.bytes_accessed] for time in measured])
+    seconds = np.array([time.seconds for time in measured])
+    relative = work / seconds[:, None]
+    scale = relative.max(axis=0)
+    scale[scale == 0] = 1.0  # none of these ops computes, say
+    relative /= scale
+    weight, rates = np.ones(len(seconds)), np.zeros(3)
+    for _ in range(20):  # least squares with weights that turn them into least absolute errors
+        rates = nnls(relative * weight[:, None], weight)[0]
+        weight = 1 / np.sqrt(np.maximum(np.abs(relative @ rates - 1), 0.02))
+    return Rates(*(rates / scale).tolist())

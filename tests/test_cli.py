@@ -1,5 +1,6 @@
 """The command line, as a newcomer and as a hostile user see it."""
 
+import ctypes
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,11 +40,15 @@ ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
 def run(capsys, monkeypatch, tmp_path):
     """Run a command in an empty folder; gives the exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # `main` has its own
 
     def run(*args: str | Path) -> SimpleNamespace:
         monkeypatch.setattr(sys, "argv", ["placewise", *map(str, args)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with pytest.raises(SystemExit) as stopped:
             cli.main()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return SimpleNamespace(code=stopped.value.code, out=out, err=without_compiling(err))
@@ -463,6 +469,12 @@ WRONG = [
     (["plan", "diamond.json", "--execution", "concurrency=sequential", "--objective", "throughput"], 2, "sequential"),
     (["compare", "diamond.json", "--planners", "heft,magic"], 2, "magic"),
     (["compare", "diamond.json", "--out", "diamond.json"], 1, "diamond.json"),
+    (["compare", "diamond.json", "--out", "taken"], 2, "plan.json: it is a folder"),
+    (["plan", "diamond.json", "--out", "."], 2, "it is a folder"),
+    (["plan", "diamond.json", "--out", "/dev/null"], 2, "it is no regular file"),
+    (["plan", "diamond.json", "--planner", "random", "-o", "samples=1", "-o", "samples=2"], 2, "given twice"),
+    (["plan", "diamond.json", "--max-memory", "gpu=1KiB,0=2KiB"], 2, "names a device twice"),
+    (["plan", "diamond.json", "--seed", "-1"], 2, "zero or more"),
     (["simulate", "missing.json"], 2, "missing.json"),
     (["simulate", "."], 2, "directory"),
     (["simulate", "diamond.json"], 2, "diamond.json"),
@@ -477,6 +489,7 @@ WRONG = [
 )
 def test_an_error_is_one_line_with_an_exit_code(run, problem, args, code, message):
     Path("noise").write_bytes(b"\xff\x00 not a file of ours")
+    Path("taken/plan.json").mkdir(parents=True)
     result = run(*args)
     assert result.code == code
     assert result.out == ""
@@ -552,6 +565,18 @@ def test_ctrl_c_at_any_other_time_is_told_too(run, monkeypatch):
     assert (result.code, result.out, result.err) == (130, "", "interrupted: there is no result yet\n")
 
 
+def test_ctrl_c_within_a_callback_is_not_lost(run, monkeypatch):
+    """Compiled code that calls back, as LLVM does, swallows what is raised there."""
+
+    def pressed(*_, **__):
+        ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), signal.SIGINT))()
+        time.sleep(20)
+
+    monkeypatch.setattr("placewise.files.load_problem", pressed)
+    result = run("plan", "inception-v3", "--cluster", "four-gpus")
+    assert (result.code, result.out, result.err) == (130, "", "interrupted: there is no result yet\n")
+
+
 def test_ctrl_c_before_there_is_a_plan_is_told(run, problem, monkeypatch):
     monkeypatch.setattr(planners, "_registered", planners.available())
 
@@ -565,6 +590,21 @@ def test_ctrl_c_before_there_is_a_plan_is_told(run, problem, monkeypatch):
     result = run("compare", problem, "--planners", "idle,single")
     assert (result.code, result.err) == (130, "interrupted: there is no plan yet\n")
     assert "- idle: interrupted" in result.out
+
+
+def test_what_a_planner_prints_is_talk(run, problem, monkeypatch):
+    monkeypatch.setattr(planners, "_registered", planners.available())
+
+    @planners.planner("chatty")
+    def chatty(problem: Problem, ctx: Context) -> list[int]:
+        """Prints."""
+        print("thinking")
+        return [0] * problem.num_ops
+
+    result = run("plan", problem, "--planner", "chatty", "--json")
+    assert json.loads(result.out)["value"] == 4.0
+    assert "thinking" in result.err
+    assert json.loads(run("compare", problem, "--planners", "chatty", "--json").out)["best"] == "chatty"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -606,6 +646,20 @@ def test_a_terminal_without_unicode_is_no_error(plan):
     out, err = placewise("explain", plan, "--op", ODD, env=environment).communicate(timeout=60)
     assert without_compiling(err.decode()) == ""
     assert b"as planned" in out
+
+
+def test_signals_without_end_do_not_change_the_exit_code(problem, tmp_path):
+    """Even while the interpreter is ending, when signals have their usual effect again."""
+    process = placewise("plan", problem, "--planner", "random", "-o", "samples=1000000000", cwd=tmp_path)
+    began = time.monotonic()
+    while process.poll() is None and time.monotonic() < began + 60:
+        if time.monotonic() > began + 3:
+            process.send_signal(signal.SIGINT)
+        time.sleep(0.002)
+    err = process.communicate()[1].decode()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert without_compiling(err).count("interrupted: ") == 1
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])

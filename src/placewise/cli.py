@@ -3,15 +3,17 @@
 Only what parses is imported here; each command imports what it needs, so that `placewise --help` answers at once.
 """
 
+import _thread
 import glob
 import json
 import math
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache, wraps
 from inspect import Signature, signature
 from pathlib import Path
@@ -53,13 +55,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names may hold characters that the terminal cannot show
+    sys.unraisablehook = _press_again
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us wants the best so far, as with Ctrl-C
     try:
         app(prog_name="placewise")
     except PlacewiseError as error:
         _say(f"error: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before a command has begun
+        _say("interrupted: there is no result yet")
         sys.exit(130)
     except OSError as error:
         _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}")
@@ -73,6 +77,14 @@ def main() -> None:
             "set NUMBA_CACHE_DIR to an empty folder that you may write to"
         )
         sys.exit(1)
+
+
+def _press_again(lost: Any) -> None:
+    """Ctrl-C goes unheard while compiled code calls back (LLVM does), so it is pressed once more a moment later."""
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _say(text: str) -> None:
@@ -276,10 +288,7 @@ def plan(
     from placewise import driver, planners
     from placewise.report.table import describe_plan
 
-    if not out.parent.is_dir() or out.is_dir():  # better told now than after the budget is spent
-        raise InvalidInput(
-            f"--out {out}: " + ("it is a folder" if out.is_dir() else f"there is no folder {out.parent}")
-        )
+    _check_writable(out)
     name = planner or driver.DEFAULT_PLANNER
     options, limit = planners.parse_options(name, option or []), _budget(budget, evaluations)
     driver.compile_for(problem, planners.get(name), _say_once)
@@ -315,8 +324,10 @@ def compare(
 
     chosen = [get(name.strip()) for name in (planners.split(",") if planners else available())]
     limit = _budget(budget, evaluations)
-    if out:  # better told now than after the budget is spent
+    if out:
         out.mkdir(parents=True, exist_ok=True)
+        for name in ("plan.json", "trace.json"):
+            _check_writable(out / name)
     for info in chosen:
         if info.why_not(problem) is None:
             driver.compile_for(problem, info, _say_once)
@@ -482,17 +493,31 @@ def _budget(seconds: str, evaluations: int | None) -> "Budget":
     return Budget(seconds=limit, evaluations=evaluations)
 
 
+def _check_writable(path: Path) -> None:
+    """Better told now than after the budget is spent."""
+    if not path.parent.is_dir():
+        raise InvalidInput(f"--out {path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise InvalidInput(f"--out {path}: it is {'a folder' if path.is_dir() else 'no regular file'}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InvalidInput(f"--out {path}: you may not write to the folder {path.parent}")
+
+
 @contextmanager
 def _progress() -> Iterator["Callable[[Progress], None] | None"]:
-    """A line on the terminal that says how far a planner is; nothing where stderr is not a terminal."""
+    """A line on the terminal that says how far a planner is; nothing where stderr is not a terminal.
+
+    What a planner prints is talk too, and goes to stderr.
+    """
     if not sys.stderr.isatty():
-        yield None
+        with redirect_stdout(sys.stderr):
+            yield None
         return
     from rich.console import Console
 
     from placewise.quantities import format_seconds
 
-    with Console(stderr=True).status("planning") as status:
+    with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
         yield lambda p: status.update(
             f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
             f"  bound {format_seconds(p.lower_bound)}"
@@ -537,7 +562,9 @@ def _unhurried() -> Iterator[None]:
 
 
 def _stop(text: str) -> NoReturn:
-    """Ctrl-C ends a planner early, not empty-handed; a calling script still learns of it."""
+    """Ctrl-C ends a planner early, not empty-handed; a calling script still learns of it, even if it comes again."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     _say(f"interrupted: {text}")
     raise typer.Exit(130)
 

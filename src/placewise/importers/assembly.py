@@ -35,7 +35,7 @@ class Assembly:
         return tensor.type if isinstance(tensor, View) else self._types[tensor.index]
 
     def view(self, tensor: Tensor, type: TensorType) -> Tensor:
-        """The same bytes seen with another shape (reshaped, transposed, ...): no op, and the tensor stays what it is."""
+        """The same bytes seen with another shape (reshaped, transposed): no op, and the tensor stays what it is."""
         return View(tensor.index, type)
 
     def stored(self, name: str, held: TensorType, *, kind: str = "parameter", module: str = "") -> Tensor:
@@ -57,7 +57,7 @@ class Assembly:
 
         A name that is taken gets a number.
         """
-        if sum(self._names.values()) >= MAX_OPS:
+        if len(self._names) >= MAX_OPS:
             raise InvalidInput(f"the model has more than {MAX_OPS:,} ops")
         taken = self._names[name]
         self._names[name] += 1

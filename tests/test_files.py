@@ -715,7 +715,7 @@ def test_bundled_boxes():
         (
             "between: all",
             "between: [cpu]",
-            r"links\[0\]\.between: must be 'all' or a list of two device names, found a list",
+            r"links\[0\]\.between: must be 'all' or a list of two or more device names, found a list",
         ),
         ("between: all, ", "", r"links\[0\]: give either 'between', or 'from' and 'to'$"),
         ("to: gpu1, ", "", r"links\[2\]: give either 'between', or 'from' and 'to'$"),
@@ -842,6 +842,20 @@ def test_what_json_cannot_hold(tmp_path, value):
     with pytest.raises(InvalidInput, match="cannot be written"):
         files.save_plan(small_plan(options={"x": value}), tmp_path / "plan.json")
     assert os.listdir(tmp_path) == []
+
+
+def test_text_beyond_ascii_takes_four_times_the_memory(graph_file, monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 4000)
+    for name, fits in (("x" * 3000, True), ("x" * 900, True), ("😀" + "x" * 3000, False)):
+        graph = Graph.create(op_names=["op"], name=name)
+        if fits:
+            files.save_graph(graph, graph_file)
+            assert files.load_graph(graph_file).name == name
+        else:
+            with pytest.raises(InvalidInput, match=r"larger than 0\.977 KiB"):
+                files.save_graph(graph, graph_file)
+            graph_file.write_text(json.dumps({"format": "placewise-graph/1", "name": name}, ensure_ascii=False))
+            refused(files.load_graph, graph_file, "larger than 0.977 KiB")
 
 
 # ---- whatever the user names as a model ----------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import permutations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -21,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from placewise.catalogue import device_like, link_like
 from placewise.cluster import MAX_DEVICES
 from placewise.errors import InvalidInput
 from placewise.quantities import LARGEST, parse_quantity
@@ -28,6 +30,7 @@ from placewise.quantities import LARGEST, parse_quantity
 # A file may hold millions of wrong entries, and pydantic collects them all before it tells of the first: therefore
 # lists stop at the first, and objects are looked at before pydantic is let into them.
 _T = TypeVar("_T")
+D = TypeVar("D", bound=BaseModel)
 List = Annotated[list[_T], Field(fail_fast=True)]
 
 
@@ -123,9 +126,10 @@ class GraphData(_Object):
 
 
 class DeviceData(_Object):
-    """A `Device`."""
+    """A `Device`; with `like`, what is not given is as the catalogue has it."""
 
     name: str
+    like: str | None = Field(None, exclude=True)
     kind: str = "gpu"
     memory: Memory = math.inf
     flops: Annotated[dict[str, Rate], BeforeValidator(_at_most(100))] = {}
@@ -134,13 +138,18 @@ class DeviceData(_Object):
     copies: bool = True
     profile: str | None = None  # the name of a profile, or its file
 
+    @model_validator(mode="after")
+    def _resolve(self) -> DeviceData:
+        return self if self.like is None else _filled(self, device_like, self.like)
+
 
 class LinkData(_Object):
-    """One direction (`from`, `to`), both directions between two devices, or every pair not given elsewhere."""
+    """One direction (`from`, `to`), both directions of each pair of some devices, or every pair not given elsewhere."""
 
     source: str | None = Field(None, alias="from")
     target: str | None = Field(None, alias="to")
     between: Any = None
+    like: str | None = None
     bandwidth: Bandwidth = math.inf
     latency: Seconds = 0.0
     via: List[str] = []
@@ -148,9 +157,9 @@ class LinkData(_Object):
     @field_validator("between")
     @classmethod
     def _known_form(cls, value: Any) -> Any:
-        is_pair = isinstance(value, list) and len(value) == 2 and all(isinstance(name, str) for name in value)
-        if value != "all" and not is_pair:
-            raise ValueError(f"must be 'all' or a list of two device names, found {_shown(value)}")
+        some = isinstance(value, list) and 2 <= len(value) <= MAX_DEVICES and all(isinstance(x, str) for x in value)
+        if value != "all" and not some:
+            raise ValueError(f"must be 'all' or a list of two or more device names, found {_shown(value)}")
         return value
 
     @model_validator(mode="after")
@@ -158,15 +167,31 @@ class LinkData(_Object):
         one_way = (self.source is not None, self.target is not None)
         if one_way != ((True, True) if self.between is None else (False, False)):
             raise ValueError("give either 'between', or 'from' and 'to'")
-        return self
+        return self if self.like is None else _filled(self, link_like, self.like)
 
     @property
-    def pairs(self) -> list[tuple[str, str]]:
+    def pairs(self) -> Iterable[tuple[str, str]]:
         """Source and target of each direction."""
         if self.source is not None and self.target is not None:
             return [(self.source, self.target)]
-        one, other = self.between
-        return [(one, other), (other, one)]
+        return permutations(self.between, 2)
+
+    def channels(self, source: str, target: str) -> tuple[str, ...]:
+        """`via` for one direction: within `between`, {from} and {to} stand for the names of its ends."""
+        if self.between is None:
+            return tuple(self.via)
+        return tuple(name.replace("{from}", source).replace("{to}", target) for name in self.via)
+
+
+def _filled(data: D, known: Callable[[str, Mapping[str, Any]], dict[str, Any]], name: str) -> D:
+    """With the figures of the catalogue where the file gives none."""
+    given = {field: getattr(data, field) for field in data.model_fields_set}
+    try:
+        for field, value in known(name, given).items():
+            setattr(data, field, value)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+    return data
 
 
 class ClusterData(_Object):
@@ -288,8 +313,6 @@ class PlanData(_Object):
 
 
 # ---- one clear line --------------------------------------------------------------------------------------------------
-
-D = TypeVar("D", bound=BaseModel)
 
 
 def validated(schema: type[D], data: Any) -> D:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib import resources
 from io import BufferedReader
-from itertools import chain, pairwise, permutations
+from itertools import chain, islice, pairwise, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -324,6 +324,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
 
 def _build_cluster(data: ClusterData) -> Cluster:
     links: list[Link] = []
+    most = len(data.devices) * (len(data.devices) - 1)
     rest = [entry for entry in data.links if entry.between == "all"]
     if len(rest) > 1:
         raise InvalidInput("links: only one entry can be between all, for the pairs that no other entry gives")
@@ -332,8 +333,10 @@ def _build_cluster(data: ClusterData) -> Cluster:
             given = {(link.source, link.target) for link in links}
             pairs = [pair for pair in permutations([device.name for device in data.devices], 2) if pair not in given]
         else:
-            pairs = entry.pairs
-        links += [Link(source, target, entry.bandwidth, entry.latency, tuple(entry.via)) for source, target in pairs]
+            pairs = list(islice(entry.pairs, most + 1))
+        links += [Link(*pair, entry.bandwidth, entry.latency, entry.channels(*pair)) for pair in pairs]
+        if len(links) > most:  # one is wrong, and `Cluster` says which
+            break
     devices = tuple(
         Device(**device.model_dump() | {"profile": load_profile(device.profile) if device.profile else None})
         for device in data.devices
@@ -586,13 +589,20 @@ def _write_json(path: str | Path, kind: str, content: dict[str, Any]) -> None:
     document = {"format": f"placewise-{kind}/1", **content}
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        raw = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: cannot be written as JSON: {error}") from None
     with _naming(path):  # what could not be read again is not written
         _check_amount(text)
-        if len(text) > MAX_BYTES:
-            raise InvalidInput(f"larger than {format_bytes(MAX_BYTES)}")
+        _check_length(raw, MAX_BYTES)
     write_text(path, text)
+
+
+def _check_length(raw: bytes, limit: int) -> None:
+    """One character beyond ASCII can make every character of a text take four bytes in memory."""
+    limit = limit if raw.isascii() else limit // 4
+    if len(raw) > limit:
+        raise InvalidInput(f"larger than {format_bytes(limit)}")
 
 
 def _check_amount(text: str) -> None:
@@ -652,6 +662,7 @@ def _read_text(path: str | Path, limit: int) -> str:
                 raise InvalidInput(f"larger than {format_bytes(limit)}")
             compressed = file.peek(2)[:2] == b"\x1f\x8b"
             raw = _read_at_most(gzip.GzipFile(fileobj=file) if compressed else file, limit)
+        _check_length(raw, limit)
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from None

@@ -125,7 +125,8 @@ def _nothing(op: Op) -> float:
 def _experts(op: Op) -> float:
     """Of the stacked weights, only those of experts that have a token are read."""
     tokens, weights, *rest = op.inputs
-    used = min(1.0, tokens.shape[-2] / weights.shape[0]) if weights.shape[0] else 1.0
+    experts = weights.shape[0] if len(weights.shape) == 3 else 0
+    used = min(1.0, tokens.shape[-2] / experts) if experts else 1.0
     return tokens.bytes + used * weights.bytes + sum(t.bytes for t in (*rest, *op.outputs))
 
 
@@ -151,6 +152,14 @@ def _matmul(op: Op) -> float:
     return 2.0 * k * op.outputs[0].elements + bias
 
 
+def _grouped_matmul(op: Op) -> float:
+    """inputs: a, b, where the groups begin; the groups are stacked in b (a's rows are split over them), in a (b's
+    columns are), or in the result (what is summed over is).
+    """
+    a, made = op.inputs[0], op.outputs[0]
+    return 2.0 * (a.elements * made.shape[-1] if len(a.shape) == 2 else made.elements * a.shape[-1])
+
+
 def _conv(op: Op) -> float:
     """inputs: x, weight [out, in / groups, *window], perhaps a bias."""
     bias = op.outputs[0].elements if len(op.inputs) > 2 else 0
@@ -173,9 +182,12 @@ def _conv_backward(op: Op) -> float:
 
 
 def _attention(op: Op) -> float:
-    """inputs: q [..., s, d], k [..., t, d], v [..., t, e]; scores, softmax, weighted sum."""
+    """inputs: q [..., s, d], k [..., t, d], v [..., t, e]; scores, softmax, weighted sum.
+
+    Attribute `keys`: t, where some of them come from a cache.
+    """
     q, k, v = (t.shape for t in op.inputs[:3])
-    scores = math.prod(q[:-1]) * k[-2]
+    scores = math.prod(q[:-1]) * op.attributes.get("keys", k[-2])
     return 2.0 * scores * (q[-1] + v[-1]) + 5.0 * scores
 
 
@@ -238,7 +250,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "constant": Kind("stored", _free, _nothing),
     "view": Kind("view", _free, _nothing),
     "matmul": Kind("matmul", _matmul, _all),
-    "grouped_matmul": Kind("matmul", _matmul, _experts),
+    "grouped_matmul": Kind("matmul", _grouped_matmul, _experts),
     "conv": Kind("conv", _conv, _all),
     "conv_transposed": Kind("conv", _conv_transposed, _all),
     "conv_backward": Kind("conv", _conv_backward, _all),

@@ -524,7 +524,7 @@ def test_another_kind_of_file(graph_file, problem_file, plan_file):
         (("ops", "phase", 0), "\ud800", r'found "\\ud800"$'),
         (("ops", "flop"), [1], r"ops\.flop: is not a known key$"),
         (("ops", "name", 0), 3, r"ops\.name\[0\]: must be text in quotes, found 3$"),
-        (("ops", "name", 0), "x" * 10**6, None),
+        (("ops", "name", 0), "x" * 10**6, r"ops\.name\[0\]: must have at most 100000 characters, found 1000000$"),
         (("ops", "name", 0), "one", "two ops are named 'one'"),
         (
             ("ops", "phase", 0),
@@ -547,10 +547,7 @@ def test_another_kind_of_file(graph_file, problem_file, plan_file):
 )
 def test_wrong_graph(graph_file, steps, value, message):
     edited(graph_file, *steps, to=value)
-    if message:
-        refused(files.load_graph, graph_file, message)
-    else:
-        files.load_graph(graph_file)
+    refused(files.load_graph, graph_file, message)
 
 
 def test_missing_key(graph_file):
@@ -846,7 +843,7 @@ def test_what_json_cannot_hold(tmp_path, value):
 
 def test_text_beyond_ascii_takes_four_times_the_memory(graph_file, monkeypatch):
     monkeypatch.setattr(files, "MAX_BYTES", 4000)
-    for name, fits in (("x" * 3000, True), ("x" * 900, True), ("😀" + "x" * 3000, False)):
+    for name, fits in (("x" * 1500, True), ("😀" + "x" * 300, True), ("😀" + "x" * 1500, False)):
         graph = Graph.create(op_names=["op"], name=name)
         if fits:
             files.save_graph(graph, graph_file)

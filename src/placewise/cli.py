@@ -463,14 +463,9 @@ def zoo(as_json: AsJson = False) -> None:
     rows: list[dict[str, Any]] = []
     for name in models.names():
         graph = models.load(name)
-        weights = [
-            (float(size), int(graph.op_dtypes[op].lstrip("abcdefghijklmnopqrstuvwxyz")) / 8)  # "bfloat16": 2 bytes each
-            for op, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes, strict=True)
-            if graph.op_kinds[op] == "parameter"
-        ]
         rows.append({
             "model": name, "summary": models.describe(name), "ops": int((~graph.is_stored).sum()),
-            "parameters": round(sum(size / item for size, item in weights)), "flops": float(graph.flops.sum()),
+            "parameters": models.num_parameters(graph), "flops": float(graph.flops.sum()),
             "bytes": float(graph.resident_bytes.sum()),
         })  # fmt: skip
     if not as_json:

@@ -1,7 +1,7 @@
 """Everything that Placewise raises on purpose. Each class carries the exit code that the command line uses."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 
 class PlacewiseError(Exception):
@@ -28,10 +28,16 @@ class Unsupported(PlacewiseError):
     exit_code = 4
 
 
+#: Characters of a name (or of a signature, which names every input). A small compressed file can hold one of half a gigabyte, which is then copied about.
+MAX_TEXT: Final = 100_000
+
+
 def check_text(value: Any, where: str) -> None:
     """Names must be text, and such text as a file can hold."""
     if not isinstance(value, str):
         raise InvalidInput(f"{where}: must be text, found {value!r:.60}")
+    if len(value) > MAX_TEXT:
+        raise InvalidInput(f"{where}: must have at most {MAX_TEXT} characters, found {len(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:

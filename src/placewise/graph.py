@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placewise.errors import InvalidInput, check_text
+from placewise.errors import MAX_TEXT, InvalidInput, check_text
 from placewise.quantities import LARGEST
 
 if TYPE_CHECKING:
@@ -359,9 +359,12 @@ def _texts(values: Sequence[str] | str, n: int | None, where: str) -> tuple[str,
         texts = (values,) * (n or 0) if isinstance(values, str) else tuple(values)
     except TypeError:
         raise InvalidInput(f"{where}: must be a list of texts, found {values!r:.60}") from None
-    try:
-        "".join(texts).encode()  # one check for all, and for each only if that fails
+    try:  # one check for all, and for each only if that fails
+        "".join(texts).encode()
+        sound = max(map(len, texts), default=0) <= MAX_TEXT
     except (TypeError, UnicodeEncodeError):
+        sound = False
+    if not sound:
         for i, text in enumerate(texts):
             check_text(text, f"{where}[{i}]")
     if n is not None:

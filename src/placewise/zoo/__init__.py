@@ -43,6 +43,14 @@ def load(name: str, **options: int) -> Graph:
     return graph
 
 
+def num_parameters(graph: Graph) -> int:
+    """How many weights a model has. In the zoo, weights have the dtype of the arithmetic; elsewhere they need not."""
+    from placewise.zoo.builder import ITEM_BYTES
+
+    held = zip(graph.op_kinds, graph.op_dtypes, graph.resident_bytes.tolist(), strict=True)
+    return round(sum(size / ITEM_BYTES[dtype] for kind, dtype, size in held if kind == "parameter"))
+
+
 def _entry(name: str) -> tuple[str, str, str]:
     if name not in _MODELS:
         raise InvalidInput(f"there is no model {name!r} in the zoo; it has {', '.join(_MODELS)}")

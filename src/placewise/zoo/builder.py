@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from placewise.graph import GraphBuilder, Tensor
 
-_ITEM_BYTES = {"bfloat16": 2.0, "float32": 4.0}
+#: Bytes of one element.
+ITEM_BYTES = {"bfloat16": 2.0, "float32": 4.0}
 
 
 class ModelBuilder(GraphBuilder):
@@ -15,7 +16,7 @@ class ModelBuilder(GraphBuilder):
     def __init__(self, name: str, dtype: str) -> None:
         super().__init__(name)
         self.dtype = dtype
-        self.item_bytes = _ITEM_BYTES[dtype]
+        self.item_bytes = ITEM_BYTES[dtype]
 
     def stored(self, name: str, elements: int, *, kind: str = "parameter") -> Tensor:
         """A weight (or, as kind "state", a cache); it belongs to the module that its name begins with."""

@@ -28,7 +28,8 @@ class Unsupported(PlacewiseError):
     exit_code = 4
 
 
-#: Characters of a name (or of a signature, which names every input). A small compressed file can hold one of half a gigabyte, which is then copied about.
+#: Characters of a name, or of a signature, which describes every input. A small compressed file can hold one of half a
+#: gigabyte, which is then copied about.
 MAX_TEXT: Final = 100_000
 
 

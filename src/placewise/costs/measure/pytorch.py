@@ -1,0 +1,183 @@
+"""Ops measured one at a time with PyTorch, eager, as `module(*inputs)` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from placewise.costs.measure import Timing, clocked, hardware_name
+from placewise.errors import InvalidInput
+from placewise.importers import torch_export
+
+_PER_OP = 0.2  # seconds
+_PER_MODEL = 5.0
+#: Weights are read from memory, not from a cache: calls take turns with copies of them that fill this many bytes.
+_BEYOND_CACHE = 256 * 1024**2
+
+
+class TorchTarget:
+    """A module with the arguments that it is called with, on the CPU or a CUDA device. Weights may be meta tensors."""
+
+    def __init__(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, device: str) -> None:
+        import torch
+
+        try:
+            self._device = torch.device(device)
+        except RuntimeError as error:
+            raise InvalidInput(f"device {device!r:.60}: {str(error).splitlines()[0]}") from None
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise InvalidInput(f"device {device!r:.60}: this PyTorch ({torch.__version__}) sees no CUDA device")
+        self.device = device
+        on_gpu = self._device.type == "cuda"
+        self.hardware = torch.cuda.get_device_name(self._device) if on_gpu else hardware_name()
+        self.library = f"torch {torch.__version__}"
+        self._module, self._inputs = module, (tuple(args), dict(kwargs))
+        self._program = torch_export.export(module, args, kwargs)
+        reading = torch_export.read(self._program, name)
+        self.graph, self._nodes = reading.graph, reading.nodes
+
+    def measure(self, wanted: set[str]) -> Iterator[tuple[str, Timing]]:
+        """Each op on random inputs of its own."""
+        import torch
+
+        left = set(wanted)
+        signature = self._program.graph_signature
+        weights = {*signature.inputs_to_parameters, *signature.inputs_to_buffers}
+        for name, key in zip(self.graph.op_names, self.graph.op_signatures, strict=True):
+            node = self._nodes.get(name)
+            if key not in left or node is None or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            left.remove(key)
+            with torch.inference_mode():
+                try:
+                    calls = self._calls(node, weights)
+                    timing = self._clocked(
+                        lambda count, node=node, calls=calls: _run(node.target, calls, count), _PER_OP
+                    )
+                    yield (
+                        key,
+                        timing._replace(
+                            scratch=self._scratch(lambda node=node, calls=calls: _run(node.target, calls, 1))
+                        ),
+                    )
+                except RuntimeError:  # an op that random inputs cannot feed, or that does not fit: it stays modelled
+                    continue
+                finally:
+                    calls = []
+
+    def whole(self) -> Timing:
+        """The module as it is called."""
+        import torch
+
+        module, inputs = self._on_device(self._module, self._inputs)
+        with torch.inference_mode():
+            return self._clocked(lambda count: [module(*inputs[0], **inputs[1]) for _ in range(count)][:0], _PER_MODEL)
+
+    def _clocked(self, run: Callable[[int], Any], budget: float) -> Timing:
+        import torch
+
+        if self._device.type != "cuda":
+            return clocked(run, budget)
+
+        def synchronised(count: int) -> None:
+            run(count)
+            torch.cuda.synchronize(self._device)
+
+        return clocked(synchronised, budget)
+
+    def _calls(self, node: Any, weights: set[str]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Arguments for the op, several times over where it reads weights."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        held = sum(_bytes(arg.meta["val"]) for arg in node.all_input_nodes if arg.name in weights)
+        copies = min(8, max(1, _BEYOND_CACHE // held)) if held > 2**16 else 1
+        shared: dict[str, Any] = {}
+
+        def fed(arg: Any) -> Any:
+            if isinstance(arg, torch.device):
+                return self._device
+            if not isinstance(arg, torch.fx.Node):
+                return arg
+            if arg.name in weights:
+                return self._random(arg.meta["val"], node)
+            if arg.name not in shared:
+                shared[arg.name] = self._random(arg.meta["val"], node)
+            return shared[arg.name]
+
+        return [
+            tree_map(fed, (tuple(node.args), dict(node.kwargs)), is_leaf=lambda x: isinstance(x, torch.fx.Node))
+            for _ in range(copies)
+        ]
+
+    def _random(self, like: Any, node: Any) -> Any:
+        """A tensor of the type; whole numbers are such that any op can take them as indices."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        if not isinstance(like, torch.Tensor):
+            return tree_map(lambda each: self._random(each, node), like) if isinstance(like, (list, tuple)) else like
+        made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=self._device)
+        if like.dtype.is_floating_point or like.dtype.is_complex:
+            return made.uniform_(0.1, 1.0) if like.dtype.itemsize > 1 else made.zero_()
+        if "grouped_mm" in str(node.target):  # ends of the experts' shares of the tokens
+            tokens = node.args[0].meta["val"].shape[-2]
+            return made.copy_(torch.linspace(tokens / max(1, len(made)), tokens, len(made)).to(like.dtype))
+        if "embedding" in str(node.target):
+            return made.random_(0, node.args[0].meta["val"].shape[0])
+        return made.fill_(True) if like.dtype is torch.bool else made.zero_()
+
+    def _on_device(self, module: Any, inputs: Any) -> tuple[Any, Any]:
+        """The module with random weights, where it has none yet, and its inputs."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        module = module.to_empty(device=self._device) if _is_meta(module) else module.to(self._device)
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.dtype.is_floating_point:
+                    tensor.uniform_(-0.02, 0.02)
+                else:
+                    tensor.zero_()
+        given = tree_map(lambda x: _filled(x, self._device) if isinstance(x, torch.Tensor) else x, inputs)
+        return module.eval(), given
+
+    def _scratch(self, run: Callable[[], Any]) -> float:
+        """Bytes that an op holds beyond inputs and outputs, at most; on the CPU, PyTorch does not tell."""
+        import torch
+
+        if self._device.type != "cuda":
+            return 0.0
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        kept = run()
+        made = torch.cuda.memory_allocated(self._device) - before
+        del kept
+        return float(max(0, torch.cuda.max_memory_allocated(self._device) - before - made))
+
+
+def _run(op: Any, calls: list[tuple[tuple[Any, ...], dict[str, Any]]], count: int) -> Any:
+    """Call an op so many times, with each of the arguments in turn."""
+    result = None
+    for i in range(count):
+        args, kwargs = calls[i % len(calls)]
+        result = op(*args, **kwargs)
+    return result
+
+
+def _bytes(value: Any) -> int:
+    return int(value.numel() * value.dtype.itemsize) if hasattr(value, "numel") else 0
+
+
+def _is_meta(module: Any) -> bool:
+    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _filled(tensor: Any, device: Any) -> Any:
+    import torch
+
+    if not tensor.is_meta:
+        return tensor.to(device)
+    if tensor.dtype.is_floating_point:
+        return torch.rand(tensor.shape, dtype=tensor.dtype, device=device)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)

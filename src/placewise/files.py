@@ -688,8 +688,16 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a file (gzip if the name ends in .gz). Whatever happens, the file is then the old one or the new one."""
     try:
         raw = text.encode()
-        if str(path).endswith(".gz"):
-            raw = gzip.compress(raw, compresslevel=6, mtime=0)  # without the time, equal content gives equal files
+    except ValueError as error:
+        raise InvalidInput(f"{path}: cannot be written: {_reason(error)}") from None
+    if str(path).endswith(".gz"):
+        raw = gzip.compress(raw, compresslevel=6, mtime=0)  # without the time, equal content gives equal files
+    write_bytes(path, raw)
+
+
+def write_bytes(path: str | Path, raw: bytes) -> None:
+    """Write a file as it is. Whatever happens, the file is then the old one or the new one."""
+    try:
         target = Path(os.path.realpath(path))
         if os.path.lexists(target) and not target.is_file() and not target.is_dir():
             raise InvalidInput(f"{path}: not a regular file, so it is left alone")

@@ -1,0 +1,729 @@
+"""Graphs from ONNX files, and placements in them (the device configurations of IR 11).
+
+Only the file itself is opened: weights are known by their types, wherever their data is.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from placewise.errors import InvalidInput, Unsupported, listed
+from placewise.graph import Graph
+from placewise.importers import require
+from placewise.importers.assembly import MAX_OPS, Assembly
+from placewise.importers.values import SAME, SMALL, Values, need_dims
+from placewise.kinds import TensorType
+from placewise.quantities import format_bytes
+
+#: What Protocol Buffers can hold.
+MAX_BYTES = 2 * 1024**3
+#: Tensors with more elements are no shapes or axes: their data is dropped before shapes are inferred.
+_MAX_SETTINGS = 1024
+#: Name of the configuration that `write_placement` writes.
+_CONFIGURATION = "placewise"
+
+_DTYPES: Final = {
+    "FLOAT": "float32", "DOUBLE": "float64", "FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
+    "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz", "FLOAT8E8M0": "float8_e8m0fnu",
+    "FLOAT4E2M1": "float4_e2m1fn",
+}  # fmt: skip
+
+
+def load(path: str | Path, name: str | None = None, *, dims: Mapping[str, int] | None = None) -> Graph:
+    """Read a model. `dims` gives the sizes of its symbolic dimensions: {"batch": 1}."""
+    with _naming(path):
+        model = _inlined(_parsed(path))
+        given = _Dims(dims or {})
+        types = _inferred(model, given)
+        given.check_all_used()
+        return _Reader(model, types, name or Path(path).name.removesuffix(".onnx")).graph()
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Every error about the file begins with its name."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+    except Unsupported as error:
+        raise Unsupported(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path}: a text in it is not UTF-8: the file is damaged") from None
+    except (MemoryError, RecursionError):
+        raise InvalidInput(f"{path}: too large or nested too deep for this machine") from None
+
+
+def _parsed(path: str | Path, *, keep_data: bool = False) -> Any:
+    onnx = require("onnx", "onnx")
+    try:
+        if not os.path.isfile(path):
+            raise InvalidInput("is not a file")
+        if os.path.getsize(path) > MAX_BYTES:
+            raise InvalidInput(f"larger than {format_bytes(MAX_BYTES)}: store its weights as external data")
+        with open(path, "rb") as file:
+            model = onnx.ModelProto.FromString(file.read())
+    except OSError as error:
+        raise InvalidInput(f"cannot be read: {error.strerror}") from None
+    except require("google.protobuf.message", "onnx").DecodeError:
+        raise InvalidInput("not an ONNX model: the file is damaged or ends too early") from None
+    if not model.ir_version or not model.graph.node:
+        raise InvalidInput("not an ONNX model: it holds no graph")
+    for tensor in () if keep_data else _constants(model.graph):
+        if math.prod(tensor.dims) > _MAX_SETTINGS or len(tensor.raw_data) > 8 * _MAX_SETTINGS:
+            for part in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                tensor.ClearField(part)
+    return model
+
+
+def _constants(graph: Any) -> Iterator[Any]:
+    """The tensors that a graph and the graphs within it store."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield attribute.t
+            yield from attribute.tensors
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _constants(inner)
+
+
+def _inlined(model: Any) -> Any:
+    """The model with the functions that it defines replaced by their nodes."""
+    if not model.functions:
+        return model
+    functions = {(function.domain, function.name): function for function in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(key: tuple[str, str], within: tuple[tuple[str, str], ...]) -> int:
+        if key in within or len(within) > 100:
+            raise InvalidInput(f"the function {key[1]!r:.60} calls itself")
+        if key not in sizes:
+            calls = [(node.domain, node.op_type) for node in functions[key].node]
+            sizes[key] = sum(size(call, (*within, key)) if call in functions else 1 for call in calls)
+        return sizes[key]
+
+    calls = [(node.domain, node.op_type) for node in model.graph.node]
+    if sum(size(call, ()) if call in functions else 1 for call in calls) > MAX_OPS:
+        raise InvalidInput(f"the model has more than {MAX_OPS:,} ops")
+    inliner = require("onnx.inliner", "onnx")
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:
+        raise InvalidInput(f"its functions cannot be inlined: {_brief(error)}") from None
+
+
+def _brief(error: Exception) -> str:
+    return f"{' '.join(str(error).split()):.200}"
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Dims:
+    """Sizes that the user gives, by the name of a dimension or, where it has none, by tensor and axis: "x.0"."""
+
+    given: Mapping[str, int]
+    names: dict[str, None] = field(default_factory=dict)  # all that the model has
+
+    def __post_init__(self) -> None:
+        for name, size in self.given.items():
+            if isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 2**31:
+                raise InvalidInput(f"dims: {name!r:.60} must be a whole number above zero, found {size!r:.60}")
+
+    def fill(self, value: Any) -> list[str]:
+        """Set the dimensions of a value that are given; the names of those that are not."""
+        missing = []
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if size.HasField("dim_value"):
+                continue
+            keys = [size.dim_param] if size.dim_param else []
+            keys.append(f"{value.name}.{axis}")
+            self.names.update(dict.fromkeys(keys))
+            known = [self.given[key] for key in keys if key in self.given]
+            if known:
+                size.dim_value = known[0]
+            else:
+                missing.append(keys[0])
+        return missing
+
+    def check_all_used(self) -> None:
+        for name in self.given:
+            if name not in self.names:
+                has = f"it has {listed(list(self.names))}" if self.names else "all its dimensions are fixed"
+                raise InvalidInput(f"dims: the model has no dimension {name!r:.60}: {has}")
+
+
+def _inferred(model: Any, dims: _Dims) -> dict[str, TensorType]:
+    """The types of all values, as far as they can be known without running anything."""
+    shape_inference = require("onnx.shape_inference", "onnx")
+    graph = model.graph
+    stored = {tensor.name for tensor in graph.initializer}
+    if missing := [name for value in graph.input if value.name not in stored for name in dims.fill(value)]:
+        raise need_dims(missing)
+    for value in (*graph.value_info, *graph.output):
+        dims.fill(value)
+        for size in value.type.tensor_type.shape.dim:
+            if not size.HasField("dim_value"):
+                size.Clear()  # found anew
+
+    sketch = type(model)()
+    sketch.CopyFrom(model)
+    _stand_in(sketch.graph)
+    for _ in range(len(dims.given) + 1):
+        try:
+            sketch = shape_inference.infer_shapes(sketch, data_prop=True)
+        except Exception as error:
+            raise InvalidInput(f"its shapes cannot be inferred: {_brief(error)}") from None
+        before = len(dims.names)
+        for value in (*sketch.graph.value_info, *sketch.graph.output):
+            dims.fill(value)
+        if not dims.given.keys() & list(dims.names)[before:]:
+            break
+    values = (*sketch.graph.input, *sketch.graph.value_info, *sketch.graph.output)
+    return {value.name: found for value in values if (found := _type_of(value)) is not None}
+
+
+def _type_of(value: Any) -> TensorType | None:
+    tensor = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not tensor.HasField("shape") or not tensor.elem_type:
+        return None
+    if not all(size.HasField("dim_value") for size in tensor.shape.dim):
+        return None
+    return TensorType(_dtype(tensor.elem_type), tuple(size.dim_value for size in tensor.shape.dim))
+
+
+def _dtype(number: int) -> str:
+    types = require("onnx", "onnx").TensorProto.DataType
+    if number not in types.values():
+        raise InvalidInput(f"there is no data type {number}")
+    name: str = types.Name(number)
+    return _DTYPES.get(name, name.lower())
+
+
+#: Ops that runtimes add to ONNX, and the standard op whose output has the same shape (None: that of the first input).
+_STAND_INS: Final = {
+    "FusedConv": "Conv", "FusedGemm": "Gemm", "NhwcConv": None, "Gelu": None, "FastGelu": None, "BiasGelu": None,
+    "QuickGelu": None, "BiasAdd": "Add", "SkipLayerNormalization": None, "SkipSimplifiedLayerNormalization": None,
+    "SimplifiedLayerNormalization": None, "GroupNorm": None, "RotaryEmbedding": None, "MultiHeadAttention": None,
+    "GroupQueryAttention": None, "BiasSoftmax": None,
+}  # fmt: skip
+_STANDARD: Final = ("", "ai.onnx")
+
+
+def _stand_in(graph: Any) -> None:
+    """Replace ops whose shapes ONNX does not know by ops that make the same shapes."""
+    helper = require("onnx.helper", "onnx")
+    nodes: list[Any] = []
+    for node in graph.node:
+        inputs, outputs = list(node.input), list(node.output)
+        foreign = node.domain == "com.microsoft" or node.op_type == "SimplifiedLayerNormalization"
+        if not foreign or not inputs or not outputs:
+            nodes.append(node)
+        elif node.op_type == "FusedMatMul":
+            for side, flag in enumerate(("transA", "transB")):
+                if any(attribute.name == flag and attribute.i for attribute in node.attribute):
+                    swapped = f"{outputs[0]}/{flag}"
+                    nodes.append(helper.make_node("Einsum", [inputs[side]], [swapped], equation="...ij->...ji"))
+                    inputs[side] = swapped
+            nodes.append(helper.make_node("MatMul", inputs[:2], outputs[:1]))
+        elif node.op_type in ("MatMulNBits", "Attention"):
+            sizes = {attribute.name: attribute.i for attribute in node.attribute}
+            weight = f"{outputs[0]}/weight"
+            if node.op_type == "MatMulNBits":
+                width = [sizes.get("K", 0), sizes.get("N", 0)]
+            else:  # x [batch, steps, in], weight [in, 3 * out]
+                held = next((t.dims for t in graph.initializer if t.name == inputs[1]), [0, 0])
+                width = [held[0], held[-1] // 3]
+            graph.input.append(helper.make_tensor_value_info(weight, 1, width))
+            nodes.append(helper.make_node("MatMul", [inputs[0], weight], outputs[:1]))
+        elif node.op_type in _STAND_INS:
+            like = _STAND_INS[node.op_type]
+            if like is None:
+                nodes.append(helper.make_node("Identity", inputs[:1], outputs[:1]))
+                if node.op_type.startswith("Skip") and len(outputs) > 3 and outputs[3]:  # the sum of the two inputs
+                    nodes.append(helper.make_node("Identity", inputs[:1], outputs[3:4]))
+            else:
+                made = helper.make_node(like, inputs[:3], outputs)
+                known = ("kernel_shape", "strides", "pads", "dilations", "group", "auto_pad", "transA", "transB")
+                made.attribute.extend(attribute for attribute in node.attribute if attribute.name in known)
+                nodes.append(made)
+        else:
+            nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+# ---- nodes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Node:
+    """A node with what decides its kind."""
+
+    op: str  # "Conv", or "com.microsoft.FusedConv"
+    inputs: list[str]  # "" where an optional one is missing
+    outputs: dict[str, TensorType]
+    attributes: dict[str, Any]
+    values: Values
+
+    def shape(self, position: int) -> tuple[int, ...]:
+        """Of an input."""
+        if position >= len(self.inputs) or not self.inputs[position]:
+            raise InvalidInput(f"a {self.op:.60} needs an input {position}")
+        return self.values.type_of(self.inputs[position]).shape
+
+    def has(self, position: int) -> bool:
+        """Whether an input is given."""
+        return position < len(self.inputs) and bool(self.inputs[position])
+
+
+@dataclass
+class _Work:
+    """A node in Placewise's terms."""
+
+    kind: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    inputs: list[str] | None = None  # all that the node reads
+    seen_as: dict[str, TensorType] = field(default_factory=dict)
+
+
+class _Reader:
+    """Goes through the nodes in order."""
+
+    def __init__(self, model: Any, types: Mapping[str, TensorType], name: str) -> None:
+        self._types = types
+        self._graph = model.graph
+        self._assembly = Assembly(name)
+        self._values = Values(self._assembly)
+        self._groups = -1
+
+    def graph(self) -> Graph:
+        graph, values = self._graph, self._values
+        self._store(graph.initializer)
+        for sparse in graph.sparse_initializer:
+            held = TensorType(_dtype(sparse.values.data_type), tuple(sparse.dims))
+            values.constant(sparse.values.name, held, sparse.values.name, _owner(sparse.values.name))
+        for value in graph.input:
+            if value.name not in values:
+                values.op(value.name, "input", [], {value.name: self._known_type(value.name, "input")})
+        for node, name in zip(graph.node, node_names(graph), strict=True):
+            self._add(node, name)
+        for value in graph.output:
+            if value.name not in values:
+                raise InvalidInput(f"its output {value.name!r:.60} is made by no node")
+        return self._assembly.graph()
+
+    def _store(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
+            held = TensorType(_dtype(tensor.data_type), tuple(tensor.dims))
+            self._values.constant(tensor.name, held, tensor.name, _owner(tensor.name))
+
+    def _known_type(self, name: str, where: str) -> TensorType:
+        if name not in self._types:
+            raise InvalidInput(
+                f"{where:.60}: the shape of {name!r:.60} depends on data, or on an op that is not known here: give its "
+                f"sizes, such as dims={{'{name:.60}.0': 1}}, or infer the file's shapes first"
+            )
+        return self._types[name]
+
+    def _add(self, node: Any, name: str) -> None:
+        values, where = self._values, f"node {name:.60} ({node.op_type:.60})"
+        inner = [graph for a in node.attribute for graph in ((a.g,) if a.HasField("g") else ()) + tuple(a.graphs)]
+        inputs = list(node.input)
+        for graph in inner:
+            self._store(graph.initializer)
+            inputs += [*(tensor.name for tensor in graph.initializer), *_captured(graph)]
+        for key in inputs:
+            if key and key not in values:
+                raise InvalidInput(f"{where}: reads {key!r:.60}, which nothing before it makes: a cycle, or no order")
+        made = [key for key in node.output if key]
+        for key in made:
+            if key in values:
+                raise InvalidInput(f"{where}: makes {key!r:.60}, which exists already")
+        op = node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
+        module = _module(node, name)
+        read = inputs[:1] if op in ("Cast", "CastLike") else [key for key in inputs if key]
+        if op == "Constant":
+            self._constant(node, made, where, module)
+        elif op in ("Shape", "Size") or (read and all(map(values.is_known, read)) and self._small(made)):
+            for key in made:
+                values.set_known(key, self._types.get(key))
+        else:
+            attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
+            found = _Node(op, inputs, {key: self._known_type(key, where) for key in made}, attributes, values)
+            try:
+                self._work(found, name, module)
+            except InvalidInput as error:
+                raise InvalidInput(f"{where}: {error}") from None
+
+    def _small(self, made: Sequence[str]) -> bool:
+        """Shape arithmetic, whose own shapes need not be known."""
+        return not all(key in self._types for key in made) or sum(self._types[key].bytes for key in made) <= SMALL
+
+    def _constant(self, node: Any, made: Sequence[str], where: str, module: str) -> None:
+        if len(made) != 1 or len(node.attribute) != 1:
+            raise InvalidInput(f"{where}: must have one value and one output")
+        value = node.attribute[0]
+        if value.name == "value":
+            held = TensorType(_dtype(value.t.data_type), tuple(value.t.dims))
+        else:
+            held = self._known_type(made[0], where)
+        if held.elements == 1:
+            self._values.set_known(made[0], held)
+        else:
+            self._values.constant(made[0], held, made[0], module)
+
+    def _work(self, node: _Node, name: str, module: str) -> None:
+        if node.op == "com.microsoft.Attention":
+            self._attention_with_weights(node, name, module)
+            return
+        work = _KINDS[node.op](node) if node.op in _KINDS else _Work(f"onnx.{node.op}")
+        inputs = [key for key in (node.inputs if work.inputs is None else work.inputs) if key]
+        outputs = dict(list(node.outputs.items())[:1]) if work.kind == SAME else node.outputs
+        for key in node.outputs.keys() - outputs.keys():  # the mask of a dropout that drops nothing
+            self._values.set_known(key, node.outputs[key])
+        self._values.op(name, work.kind, inputs, outputs, work.attributes, seen_as=work.seen_as, module=module)
+
+    def _attention_with_weights(self, node: _Node, name: str, module: str) -> None:
+        """x [batch, steps, in] by weights [in, 3 * out], then attention: two kernels of one node."""
+        batch, steps, _ = node.shape(0)
+        heads, out = node.attributes["num_heads"], node.shape(1)[-1] // 3
+        made = next(iter(node.outputs.values()))
+        product = f"{name}/qkv"
+        width = TensorType(made.dtype, (batch, steps, 3 * out))
+        self._groups += 1
+        place: dict[str, Any] = {"module": module, "group": self._groups}
+        self._values.op(product, "matmul", [key for key in node.inputs[:3] if key], {product: width}, **place)
+        seen = {product: TensorType(made.dtype, (batch, heads, steps, out // heads))}
+        rest = [key for key in node.inputs[3:] if key]
+        self._values.op(name, "attention", [product] * 3 + rest, node.outputs, seen_as=seen, **place)
+
+
+def node_names(graph: Any) -> list[str]:
+    """A name for each node: its own where it has one that no other has."""
+    taken: dict[str, int] = {}
+    names = []
+    for position, node in enumerate(graph.node):
+        name = node.name or next((key for key in node.output if key), f"{node.op_type}_{position}")
+        taken[name] = taken.get(name, 0) + 1
+        names.append(name if taken[name] == 1 else f"{name}:{taken[name] - 1}")
+    return names
+
+
+def _captured(graph: Any) -> list[str]:
+    """Names that an inner graph reads from around it."""
+    own = {value.name for value in (*graph.input, *graph.initializer)} | {key for n in graph.node for key in n.output}
+    read = [key for node in graph.node for key in node.input] + [value.name for value in graph.output]
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in ((attribute.g,) if attribute.HasField("g") else ()) + tuple(attribute.graphs):
+                read += _captured(inner)
+    return list(dict.fromkeys(key for key in read if key and key not in own))
+
+
+def _plain(attribute: Any) -> Any:
+    """The value of an attribute that is a number, a text, or a list of numbers."""
+    kinds = {1: "f", 2: "i", 3: "s", 6: "floats", 7: "ints"}
+    value = getattr(attribute, kinds[attribute.type]) if attribute.type in kinds else None
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if value is None or isinstance(value, (int, float)) else list(value)
+
+
+def _owner(parameter: str) -> str:
+    """layer1.0.conv1.weight belongs to layer1.0.conv1."""
+    return parameter.rpartition(".")[0]
+
+
+def _module(node: Any, name: str) -> str:
+    """The module that a node came from: as PyTorch's exporter notes it, or else from a name made of scopes, in which
+    /layer1/layer1.0/conv1/Conv is a node of layer1.0.conv1.
+    """
+    for note in node.metadata_props:
+        if note.key == "pkg.torch.onnx.name_scopes" and len(note.value) < 10_000:
+            try:
+                scopes = ast.literal_eval(note.value)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+            if isinstance(scopes, list) and len(scopes) > 1 and isinstance(scopes[-2], str):
+                return scopes[-2]
+    path: list[str] = []
+    for part in name.split("/")[1:-1] if name.startswith("/") else ():
+        if path and part.startswith(f"{path[-1]}."):
+            path.pop()
+        path.append(part)
+    return ".".join(path)
+
+
+# ---- placements ------------------------------------------------------------------------------------------------------
+
+
+def read_placement(path: str | Path) -> dict[str, tuple[str, int | None]]:
+    """The device and, where it is noted, the pipeline stage of each node that the file places on one device."""
+    with _naming(path):
+        model = _parsed(path)
+        devices = {found.name: list(found.device) for found in model.configuration}
+        placement: dict[str, tuple[str, int | None]] = {}
+        for node, name in zip(model.graph.node, node_names(model.graph), strict=True):
+            for entry in node.device_configurations:
+                used = sorted({number for spec in entry.sharding_spec for number in spec.device})
+                names = devices.get(entry.configuration_id)
+                if names is None:
+                    raise InvalidInput(f"node {name:.60}: there is no configuration {entry.configuration_id!r:.60}")
+                if len(used) != 1:
+                    continue  # sharded, or nothing is said
+                if not 0 <= used[0] < len(names):
+                    raise InvalidInput(f"node {name:.60}: there is no device {used[0]}: there are {len(names)}")
+                stage = entry.pipeline_stage if entry.HasField("pipeline_stage") else None
+                placement[name] = (names[used[0]], stage)
+        return placement
+
+
+def write_placement(
+    source: str | Path, target: str | Path, devices: Sequence[str], placement: Mapping[str, tuple[str, int | None]]
+) -> None:
+    """Copy a model with the device (and pipeline stage, or None) of each node that is named in `placement`.
+
+    External data stays where it is, so such a model can only be written beside its source.
+    """
+    from placewise.files import write_bytes
+
+    onnx = require("onnx", "onnx")
+    with _naming(source):
+        model = _parsed(source, keep_data=True)
+        names = node_names(model.graph)
+        if unknown := placement.keys() - set(names):
+            raise InvalidInput(f"has no node named {min(unknown)!r:.60}")
+        for node, (device, _) in placement.items():
+            if device not in devices:
+                raise InvalidInput(f"node {node:.60}: {device!r:.60} is not one of the devices {listed(list(devices))}")
+        external = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _constants(model.graph))
+        if external and Path(source).resolve().parent != Path(target).resolve().parent:
+            raise InvalidInput("has external data, which its copy finds only in the same folder: write it there")
+        kept = [found for found in model.configuration if found.name != _CONFIGURATION]
+        del model.configuration[:]
+        model.configuration.extend(kept)
+        model.configuration.add(name=_CONFIGURATION, num_devices=len(devices), device=devices)
+        model.ir_version = max(model.ir_version, 11)  # the first that has them
+        for node, name in zip(model.graph.node, names, strict=True):
+            other = [entry for entry in node.device_configurations if entry.configuration_id != _CONFIGURATION]
+            del node.device_configurations[:]
+            node.device_configurations.extend(other)
+            if name in placement:
+                device, stage = placement[name]
+                entry = node.device_configurations.add(configuration_id=_CONFIGURATION, pipeline_stage=stage)
+                for key in node.output:
+                    entry.sharding_spec.add(tensor_name=key, device=[devices.index(device)])
+        raw = model.SerializeToString()
+    write_bytes(target, raw)
+
+
+# ---- kinds -----------------------------------------------------------------------------------------------------------
+
+
+def _plainly(kind: str) -> Callable[[_Node], _Work]:
+    return lambda node: _Work(kind)
+
+
+def _along(kind: str, usual: int = -1) -> Callable[[_Node], _Work]:
+    """Along one axis, by default the last."""
+
+    def work(node: _Node) -> _Work:
+        axis, rank = node.attributes.get("axis", usual), len(node.shape(0))
+        axis = axis + rank if axis < 0 else axis
+        return _Work(kind, {} if axis == rank - 1 else {"axis": axis})
+
+    return work
+
+
+def _product(node: _Node) -> _Work:
+    """MatMul, Gemm and their kin: factors that lie transposed in memory are seen as they are multiplied."""
+    seen, strided = {}, {}
+    for position, flag in enumerate(("transA", "transB")):
+        *batch, rows, columns = (1, *node.shape(position))
+        if node.attributes.get(flag):
+            held = node.values.type_of(node.inputs[position]).dtype
+            seen[node.inputs[position]] = TensorType(held, (*batch[1:], columns, rows))
+            axes = list(range(len(batch) - 1))
+            strided[str(position)] = [*axes, len(axes) + 1, len(axes)]
+    return _Work("matmul", {"strided": strided} if strided else {}, seen_as=seen)
+
+
+def _product_of_bits(node: _Node) -> _Work:
+    return _Work("matmul", {key: node.attributes[key] for key in ("bits", "block_size") if key in node.attributes})
+
+
+def _quantized(kind: str) -> Callable[[_Node], _Work]:
+    """inputs: a, its scale and zero point, b, its scale and zero point, then those of the output, perhaps a bias."""
+
+    def work(node: _Node) -> _Work:
+        given = node.inputs
+        found = _conv(node) if kind == "conv" else _Work(kind)
+        return _Work(kind, found.attributes, [given[0], given[3], *given[1:3], *given[4:]])
+
+    return work
+
+
+def _einsum(node: _Node) -> _Work:
+    """Two factors are a product, whose inner size is that of the indices that the result lacks."""
+    equation = str(node.attributes.get("equation", "")).replace(" ", "")
+    factors, _, result = equation.partition("->")
+    terms = factors.split(",")
+    if len(terms) != len(node.inputs) or "." in equation or not all(part.isalpha() or not part for part in terms):
+        return _Work("onnx.Einsum")
+    sizes = {index: size for i, term in enumerate(terms) for index, size in zip(term, node.shape(i), strict=True)}
+    inner = math.prod(size for index, size in sizes.items() if index not in result)
+    if len(terms) == 2:
+        return _Work("matmul", {"equation": equation, "k": inner})
+    return _Work("onnx.Einsum" if len(terms) > 2 else "reduce" if inner > 1 else SAME, {"equation": equation})
+
+
+def _conv(node: _Node, kind: str = "conv") -> _Work:
+    given, rank = node.attributes, len(node.shape(0)) - 2
+    usual = {"stride": [1] * rank, "padding": [0] * rank, "dilation": [1] * rank, "groups": 1}
+    found = {
+        "stride": given.get("strides"),
+        "padding": _padding(given, rank),
+        "dilation": given.get("dilations"),
+        "groups": given.get("group"),
+    }
+    return _Work(kind, {key: value for key, value in found.items() if value and value != usual[key]})
+
+
+def _padding(given: Mapping[str, Any], rank: int) -> Any:
+    """Per axis; before and after it only where the two differ."""
+    if given.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return given["auto_pad"]
+    pads = given.get("pads") or [0] * rank
+    return pads[:rank] if pads[:rank] == pads[rank:] else pads
+
+
+def _conv_transposed(node: _Node) -> _Work:
+    return _conv(node, "conv_transposed")
+
+
+def _pool(kind: str) -> Callable[[_Node], _Work]:
+    def work(node: _Node) -> _Work:
+        window = node.attributes.get("kernel_shape") or list(node.shape(0)[2:])
+        stride = node.attributes.get("strides") or [1] * len(window)
+        found = {"window": math.prod(window), "kernel": window, "stride": stride}
+        padding = _padding(node.attributes, len(window))
+        return _Work(kind, found | ({"padding": padding} if padding != [0] * len(window) else {}))
+
+    return work
+
+
+def _recurrent(kind: str) -> Callable[[_Node], _Work]:
+    def work(node: _Node) -> _Work:
+        directions = 2 if node.attributes.get("direction") == "bidirectional" else 1
+        return _Work(kind, {"hidden": node.attributes.get("hidden_size", node.shape(2)[-1]), "directions": directions})
+
+    return work
+
+
+def _attention(node: _Node) -> _Work:
+    """inputs: q, k, v, each [batch, heads, steps, width] or [batch, steps, heads * width]; keys may be cached ones."""
+    if not all(node.has(i) for i in range(3)) or any(len(node.shape(i)) not in (3, 4) for i in range(3)):
+        return _Work(f"onnx.{node.op}")  # packed in another way
+    given = node.attributes
+    heads = given.get("q_num_heads") or given.get("num_heads") or 1
+    fewer = given.get("kv_num_heads") or heads
+    seen = {}
+    for position, count in ((0, heads), (1, fewer), (2, fewer)):
+        shape = node.shape(position)
+        if len(shape) == 3:
+            held = node.values.type_of(node.inputs[position]).dtype
+            seen[node.inputs[position]] = TensorType(held, (shape[0], count, shape[1], shape[2] // count))
+    past = next((node.shape(i)[-2] for i in _PAST.get(node.op, ()) if node.has(i) and len(node.shape(i)) == 4), 0)
+    steps = node.shape(1)[-2] + past
+    return _Work("attention", {"keys": steps} if past else {}, seen_as=seen)
+
+
+#: Where ops that attend have the keys of earlier steps.
+_PAST: Final = {"Attention": (4,), "com.microsoft.MultiHeadAttention": (6,), "com.microsoft.GroupQueryAttention": (3,)}
+
+
+def _gather(node: _Node) -> _Work:
+    """Of a table of weights, an embedding; at one place, a part of what is there."""
+    if node.values.is_weight(node.inputs[0]) and len(node.shape(0)) == 2 and not node.attributes.get("axis"):
+        return _Work("embedding")
+    if node.op == "Gather" and node.values.is_known(node.inputs[1]) and not node.shape(1):
+        return _Work("view")
+    return _Work("gather", {"axis": node.attributes.get("axis", 0)})
+
+
+def _resize(node: _Node) -> _Work:
+    return _Work("resize", {"mode": node.attributes.get("mode", "nearest")}, node.inputs[:1])
+
+
+def _cast(node: _Node) -> _Work:
+    return _Work("cast", inputs=node.inputs[:1])
+
+
+_BY_KIND: Final = {
+    SAME: "Identity Reshape Flatten Squeeze Unsqueeze Transpose Dropout",
+    "view": "Slice Split Expand",
+    "add": "Add Sum", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "abs": "Abs", "sign": "Sign",
+    "floor": "Floor", "ceil": "Ceil", "round": "Round", "maximum": "Max", "minimum": "Min", "clamp": "Clip",
+    "where": "Where", "mask": "Trilu", "not": "Not BitwiseNot", "and": "And BitwiseAnd", "or": "Or BitwiseOr",
+    "xor": "Xor BitwiseXor", "shift": "BitShift", "eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater",
+    "ge": "GreaterOrEqual", "isnan": "IsNaN", "isinf": "IsInf", "relu": "Relu", "leaky_relu": "LeakyRelu",
+    "prelu": "PRelu", "threshold": "ThresholdedRelu Shrink", "remainder": "Mod", "hardswish": "HardSwish",
+    "hardsigmoid": "HardSigmoid", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "exp": "Exp", "log": "Log",
+    "sigmoid": "Sigmoid", "tanh": "Tanh", "erf": "Erf", "atan": "Atan Acos Asin Atanh Acosh Asinh",
+    "sin": "Sin Sinh Tan", "cos": "Cos Cosh", "pow": "Pow", "softplus": "Softplus Softsign", "elu": "Elu Celu",
+    "selu": "Selu", "mish": "Mish", "silu": "Swish com.microsoft.QuickGelu",
+    "gelu": "Gelu com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.BiasGelu",
+    "rope": "RotaryEmbedding com.microsoft.RotaryEmbedding",
+    "elementwise": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear com.microsoft.BiasAdd",
+    "batch_norm": "BatchNormalization",
+    "group_norm": "InstanceNormalization GroupNormalization com.microsoft.GroupNorm",
+    "rms_norm": "RMSNormalization SimplifiedLayerNormalization LpNormalization "
+    "com.microsoft.SkipSimplifiedLayerNormalization",
+    "reduce": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum "
+    "ReduceLogSumExp ArgMax ArgMin GlobalLpPool",
+    "lrn": "LRN", "copy": "Tile DepthToSpace SpaceToDepth ReverseSequence", "pad": "Pad CenterCropPad",
+    "fill": "ConstantOfShape Range EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli",
+    "scatter": "ScatterElements ScatterND Scatter TensorScatter", "resize": "Upsample GridSample AffineGrid",
+}  # fmt: skip
+
+_KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
+    **{op: _plainly(kind) for kind, ops in _BY_KIND.items() for op in ops.split()},
+    **dict.fromkeys(("Softmax", "Hardmax", "com.microsoft.BiasSoftmax"), _along("softmax")),
+    **dict.fromkeys(
+        ("LayerNormalization", "com.microsoft.SkipLayerNormalization", "MeanVarianceNormalization"),
+        _along("layer_norm"),
+    ),
+    **dict.fromkeys(("MatMul", "Gemm", "com.microsoft.FusedMatMul", "com.microsoft.FusedGemm"), _product),
+    **dict.fromkeys(("GatherElements", "GatherND", "Gather"), _gather),
+    **dict.fromkeys(("Cast", "CastLike"), _cast),
+    **dict.fromkeys(("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"), _attention),
+    **dict.fromkeys(("MaxPool", "GlobalMaxPool"), _pool("max_pool")),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LpPool"), _pool("avg_pool")),
+    **dict.fromkeys(("Conv", "ConvInteger", "com.microsoft.FusedConv"), _conv),
+    "LogSoftmax": _along("log_softmax"),
+    "Concat": _along("concat"),
+    "CumSum": _plainly("cumsum"),
+    "TopK": _along("topk"),
+    "ConvTranspose": _conv_transposed,
+    "MatMulInteger": _product,
+    "QLinearMatMul": _quantized("matmul"),
+    "QLinearConv": _quantized("conv"),
+    "com.microsoft.MatMulNBits": _product_of_bits,
+    "Einsum": _einsum,
+    "LSTM": _recurrent("lstm"),
+    "GRU": _recurrent("gru"),
+    "RNN": _recurrent("rnn"),
+    "Resize": _resize,
+}

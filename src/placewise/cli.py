@@ -26,6 +26,7 @@ from placewise import __version__
 from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError
 
 if TYPE_CHECKING:
+    from placewise.costs import measure
     from placewise.driver import Budget, Progress
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
@@ -453,6 +454,32 @@ def planners(
 
 
 @app.command()
+def profile(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A bundled model, or a model file.", autocompletion=_complete_model)
+    ],
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="cpu, cuda:0 (PyTorch), openvino:CPU or onnxruntime.")
+    ] = "cpu",
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Stop after this; what is measured is kept. Run it again to go on."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure each op of a model on this machine, and the whole."""
+    from placewise.costs import measure
+    from placewise.report.table import describe_profile
+
+    limit = _quantity(budget, "seconds", "--budget") if budget else math.inf
+    with measure.opened(model, device) as target:
+        with _counting("measuring") as show:
+            found = measure.profile(target, seconds=limit, on_progress=show)
+        facts = measure.summary(target.graph, found)
+    print(_json(facts) if as_json else describe_profile(facts))
+
+
+@app.command()
 def zoo(as_json: AsJson = False) -> None:
     """List the bundled models and boxes."""
     from placewise import zoo as models
@@ -519,6 +546,24 @@ def _progress() -> Iterator["Callable[[Progress], None] | None"]:
         )
 
 
+@contextmanager
+def _counting(what: str) -> Iterator["Callable[[measure.Progress], None]"]:
+    """A bar on the terminal; nothing where stderr is not one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda now: bar.update(task, completed=now.done, total=now.wanted, description=now.signature[:40])
+
+
 def _under(execution: "Execution", found: "Plan") -> "Plan":
     """The plan as another engine would execute it."""
     from dataclasses import replace
@@ -580,7 +625,8 @@ def _plan_facts(found: "Plan") -> dict[str, Any]:
         "model": problem.graph.name, "cluster": problem.cluster.name, "objective": problem.objective,
         "planner": found.planner, "options": dict(found.options), "seed": found.seed,
         "value": found.value, "lower_bound": found.lower_bound, "gap": found.gap,
-        "seconds": found.seconds, "evaluations": found.evaluations, "stopped": found.stopped, "devices": devices,
+        "seconds": found.seconds, "evaluations": found.evaluations, "stopped": found.stopped,
+        "cost_shares": found.cost_shares, "devices": devices,
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placewise.costs import LABELS
 from placewise.graph import Ints
 from placewise.problem import Problem
 from placewise.quantities import format_bytes, format_seconds
@@ -63,6 +64,15 @@ class Plan:
         from placewise.simulator import simulate
 
         return simulate(self.problem, self.placement, self.order)
+
+    @property
+    def cost_shares(self) -> dict[str, float]:
+        """Where the ops' times come from: the share of each label (see `costs.LABELS`) in their sum, largest first."""
+        ops = np.arange(self.problem.num_ops)
+        seconds = self.problem.seconds[ops, self.placement]
+        sums = np.bincount(self.problem.costs.label[ops, self.placement], seconds, len(LABELS))
+        shares = {LABELS[i]: float(sums[i] / sums.sum()) for i in np.argsort(-sums) if sums[i] > 0}
+        return shares
 
     @cached_property
     def devices(self) -> dict[str, str]:

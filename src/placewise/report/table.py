@@ -73,7 +73,9 @@ def _fit(cell: str, width: int, align: str) -> str:
 
 def describe_plan(plan: Plan) -> str:
     """What `placewise plan` prints."""
-    return f"{headline(plan)}\n\n{device_table(plan.timeline)}"
+    shares = " and ".join(f"{share:.0%} {label}" for label, share in plan.cost_shares.items())
+    costs = f"\n\nThe times of the ops are {shares.replace('100% ', '')}." if shares else ""
+    return f"{headline(plan)}\n\n{device_table(plan.timeline)}{costs}"
 
 
 def headline(plan: Plan) -> str:
@@ -299,6 +301,23 @@ def describe_planners(infos: Mapping[str, PlannerInfo], why_not: Mapping[str, st
 
 
 # ---- what is bundled -------------------------------------------------------------------------------------------------
+
+
+def describe_profile(facts: Mapping[str, Any]) -> str:
+    """What was measured, and how far the parts are from the whole."""
+    rows = [
+        ("different ops that take time", f"{facts['wanted']} ({facts['ops']} ops in all)"),
+        ("measured", f"{facts['measured']}"),
+        ("spread between quartiles", f"{facts['spread']:.1%} in the median"),
+        ("sum of the ops", format_seconds(facts["sum_of_ops"])),
+        ("fitted rates, op by op", f"{facts['error']:.0%} off in the median"),
+    ]
+    if facts["whole"] is not None:
+        ratio = facts["whole"] / facts["sum_of_ops"] if facts["sum_of_ops"] else math.nan
+        rows.insert(4, ("the whole model", f"{format_seconds(facts['whole'])} ({ratio:.2f} times the sum)"))
+    title = f"{facts['model']} on {facts['hardware']} ({facts['library']})"
+    hint = f"Kept as {facts['profile']}. A device of a cluster file uses it by `profile: {facts['profile']}`."
+    return f"{wrapped(title)}\n\n{table(('', ''), 'lr', rows)}\n\n{wrapped(hint)}"
 
 
 def describe_zoo(models: Sequence[Mapping[str, Any]], boxes: Sequence[Cluster]) -> str:

@@ -7,10 +7,12 @@ profile already holds is not measured again, so that work goes on where it was i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -53,6 +55,25 @@ class Progress(NamedTuple):
     done: int
     wanted: int
     signature: str
+
+
+def summary(graph: Graph, found: Profile) -> dict[str, Any]:
+    """What a profile says of a model; seconds."""
+    works = (graph.flops > 0) | (graph.bytes_accessed > 0)
+    all_ops = [graph.op_signatures[i] for i in np.flatnonzero(works)]
+    known = {signature: found.ops[signature] for signature in dict.fromkeys(all_ops) if signature in found.ops}
+    timed = [time for time in known.values() if time.seconds > 0]
+    columns = zip(*((time.kind, time.dtype, time.flops, time.bytes_accessed) for time in timed), strict=True)
+    fitted = found.predict(*map(list, columns)) / found.overhead if timed else np.zeros(0)
+    errors = np.abs(fitted / [time.seconds for time in timed] - 1) if timed else np.zeros(1)
+    whole = found.models.get(graph.name)
+    return {
+        "model": graph.name, "profile": found.name, "device": found.device, "hardware": found.hardware,
+        "library": found.library, "date": found.date, "ops": len(all_ops), "wanted": len(set(all_ops)),
+        "measured": len(known), "spread": float(np.median([time.spread for time in timed])) if timed else 0.0,
+        "sum_of_ops": sum(known[signature].seconds for signature in all_ops if signature in known),
+        "whole": whole.seconds if whole else None, "error": float(np.median(errors)),
+    }  # fmt: skip
 
 
 def profile_name(target: Target) -> str:
@@ -108,22 +129,52 @@ def profile(
     return Profile(*about, ops, models)
 
 
-def open_target(model: str, device: str) -> Target:
-    """A model (a name of the zoo or a file) on a device: cpu, cuda:0, openvino:CPU, onnxruntime."""
+@contextmanager
+def opened(model: str, device: str) -> Iterator[Target]:
+    """A model (of the zoo, or a file that the library reads) on a device: cpu, cuda:0, openvino:CPU, onnxruntime."""
     library, _, part = device.partition(":")
+    if library not in ("cpu", "cuda", "openvino", "onnxruntime"):
+        raise InvalidInput(f"device {device!r:.60}: must be cpu, cuda:0, openvino:CPU or onnxruntime")
     if library in ("cpu", "cuda"):
-        from placewise.costs.measure.pytorch import TorchTarget
+        from placewise.costs.measure import pytorch
 
-        return TorchTarget(model, device)
-    if library == "openvino":
-        from placewise.costs.measure.openvino import OpenvinoTarget
+        yield pytorch.TorchTarget(*pytorch.runnable(model), device)
+        return
+    with TemporaryDirectory() as folder:
+        if library == "openvino":
+            from placewise.costs.measure import openvino
 
-        return OpenvinoTarget(model, part or "CPU")
-    if library == "onnxruntime":
-        from placewise.costs.measure.onnxruntime import OnnxruntimeTarget
+            path, name = openvino.written(model, Path(folder))
+            yield openvino.OpenvinoTarget(path, name, part or "CPU")
+        else:
+            from placewise.costs.measure import onnxruntime
 
-        return OnnxruntimeTarget(model)
-    raise InvalidInput(f"device {device!r:.60}: must be cpu, cuda:0, openvino:CPU or onnxruntime")
+            path, name = onnxruntime.written(model, Path(folder))
+            yield onnxruntime.OnnxruntimeTarget(path, name)
+
+
+def spread_over(
+    graph: Graph, kernels: Sequence[tuple[Sequence[str], Sequence[float]]], wanted: set[str]
+) -> Iterator[tuple[str, Timing]]:
+    """Times of ops from those of kernels, each with the names of the ops that it was made of and its times.
+
+    A fused kernel's time is shared out among its ops by the bytes that each would move and the FLOPs that it does, a
+    byte counting as much as ten FLOPs. An op that no kernel names was fused into its neighbours: it takes no time of
+    its own. Of ops with the same signature, the median counts.
+    """
+    work = graph.bytes_accessed + graph.flops / 10
+    position = {name: i for i, name in enumerate(graph.op_names)}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for names, times in kernels:
+        ops = [position[name] for name in names if name in position and work[position[name]] > 0]
+        total = sum(work[op] for op in ops)
+        low, median, high = np.percentile(times, [25, 50, 75]).tolist()
+        for op in ops:
+            share = work[op] / total
+            found.setdefault(graph.op_signatures[op], []).append((median * share, (high - low) / max(median, 1e-9)))
+    for signature in sorted(wanted):
+        times_of = found.get(signature, [(0.0, 0.0)])
+        yield signature, Timing(float(np.median([t for t, _ in times_of])), float(np.median([s for _, s in times_of])))
 
 
 def clocked(run: Callable[[int], Any], budget: float) -> Timing:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from placewise.costs.measure import Timing, clocked, hardware_name
@@ -50,28 +52,19 @@ class TorchTarget:
             left.remove(key)
             with torch.inference_mode():
                 try:
-                    calls = self._calls(node, weights)
-                    timing = self._clocked(
-                        lambda count, node=node, calls=calls: _run(node.target, calls, count), _PER_OP
-                    )
-                    yield (
-                        key,
-                        timing._replace(
-                            scratch=self._scratch(lambda node=node, calls=calls: _run(node.target, calls, 1))
-                        ),
-                    )
+                    run = partial(_run, node.target, self._calls(node, weights))
+                    timing = self._clocked(run, _PER_OP)
+                    yield key, timing._replace(scratch=self._scratch(run))
                 except RuntimeError:  # an op that random inputs cannot feed, or that does not fit: it stays modelled
                     continue
-                finally:
-                    calls = []
 
     def whole(self) -> Timing:
         """The module as it is called."""
         import torch
 
-        module, inputs = self._on_device(self._module, self._inputs)
+        module, inputs = materialised(self._module, self._inputs, self._device)
         with torch.inference_mode():
-            return self._clocked(lambda count: [module(*inputs[0], **inputs[1]) for _ in range(count)][:0], _PER_MODEL)
+            return self._clocked(partial(_run, module, [inputs]), _PER_MODEL)
 
     def _clocked(self, run: Callable[[int], Any], budget: float) -> Timing:
         import torch
@@ -127,22 +120,7 @@ class TorchTarget:
             return made.random_(0, node.args[0].meta["val"].shape[0])
         return made.fill_(True) if like.dtype is torch.bool else made.zero_()
 
-    def _on_device(self, module: Any, inputs: Any) -> tuple[Any, Any]:
-        """The module with random weights, where it has none yet, and its inputs."""
-        import torch
-        from torch.utils._pytree import tree_map
-
-        module = module.to_empty(device=self._device) if _is_meta(module) else module.to(self._device)
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                if tensor.dtype.is_floating_point:
-                    tensor.uniform_(-0.02, 0.02)
-                else:
-                    tensor.zero_()
-        given = tree_map(lambda x: _filled(x, self._device) if isinstance(x, torch.Tensor) else x, inputs)
-        return module.eval(), given
-
-    def _scratch(self, run: Callable[[], Any]) -> float:
+    def _scratch(self, run: Callable[[int], Any]) -> float:
         """Bytes that an op holds beyond inputs and outputs, at most; on the CPU, PyTorch does not tell."""
         import torch
 
@@ -150,7 +128,7 @@ class TorchTarget:
             return 0.0
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        kept = run()
+        kept = run(1)
         made = torch.cuda.memory_allocated(self._device) - before
         del kept
         return float(max(0, torch.cuda.max_memory_allocated(self._device) - before - made))
@@ -169,15 +147,38 @@ def _bytes(value: Any) -> int:
     return int(value.numel() * value.dtype.itemsize) if hasattr(value, "numel") else 0
 
 
-def _is_meta(module: Any) -> bool:
-    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
-
-
-def _filled(tensor: Any, device: Any) -> Any:
+def materialised(module: Any, inputs: Any, device: Any) -> tuple[Any, Any]:
+    """A module and its inputs on a device, with small random weights, so that nothing overflows on the way."""
     import torch
+    from torch.utils._pytree import tree_map
 
-    if not tensor.is_meta:
-        return tensor.to(device)
-    if tensor.dtype.is_floating_point:
-        return torch.rand(tensor.shape, dtype=tensor.dtype, device=device)
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+    held = [*module.parameters(), *module.buffers()]
+    module = module.to_empty(device=device) if any(tensor.is_meta for tensor in held) else module.to(device)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.dtype.is_floating_point:
+                tensor.uniform_(0.0, 0.02)  # variances are among them
+            else:
+                tensor.zero_()
+
+    def filled(given: Any) -> Any:
+        if not isinstance(given, torch.Tensor):
+            return given
+        if not given.is_meta:
+            return given.to(device)
+        made = torch.rand(given.shape, device=device) if given.dtype.is_floating_point else torch.zeros(given.shape)
+        return made.to(device, given.dtype)
+
+    return module.eval(), tree_map(filled, inputs)
+
+
+def runnable(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
+    """(module, args, kwargs, name) of a model of the zoo or a `.pt2` file."""
+    from placewise import zoo
+
+    if Path(model).suffix == ".pt2":
+        program = torch_export.load_program(model)
+        args, kwargs = program.example_inputs or ((), {})
+        return program.module(), args, kwargs, Path(model).stem
+    module, args = zoo.module(model)
+    return module, args, {}, model

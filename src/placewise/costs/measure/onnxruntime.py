@@ -1,0 +1,93 @@
+"""Ops measured by ONNX Runtime's own profiler, within runs of the whole model as it optimises it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, spread_over
+from placewise.importers import onnx as importer
+from placewise.importers import require
+
+_PER_MODEL = 5.0  # seconds
+_RUNS = 7  # with the profiler on, of which the first two warm up
+
+
+def written(model: str, folder: Path) -> tuple[Path, str]:
+    """(file, name) of an ONNX model; one of the zoo is exported, with random weights."""
+    if Path(model).suffix == ".onnx":
+        return Path(model), Path(model).stem
+    torch = require("torch", "torch")
+    module, args, _, name = pytorch.runnable(model)
+    module, (args, _) = pytorch.materialised(module, (args, {}), "cpu")
+    torch.onnx.export(module, args, folder / "model.onnx", dynamo=True, external_data=True, verbose=False)
+    return folder / "model.onnx", name
+
+
+class OnnxruntimeTarget:
+    """An ONNX file on the CPU."""
+
+    def __init__(self, path: str | Path, name: str) -> None:
+        runtime = require("onnxruntime", "onnx")
+        self.device, self.hardware = "onnxruntime", hardware_name()
+        self.library = f"onnxruntime {runtime.__version__}"
+        self.graph = importer.load(path, name)
+        self._runtime, self._path = runtime, str(path)
+
+    def measure(self, wanted: set[str]) -> Iterator[tuple[str, Timing]]:
+        """From the times of the nodes that the runtime made of the ops."""
+        if not wanted:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            options = self._runtime.SessionOptions()
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "times")
+            session = self._session(options)
+            inputs = _random_inputs(session)
+            for _ in range(_RUNS):
+                session.run(None, inputs)
+            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        runs: dict[str, list[float]] = {}
+        for event in events:
+            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+                runs.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
+        known = set(self.graph.op_names)
+        kernels = [([_source(node, known)], times[2:] or times) for node, times in runs.items()]
+        yield from spread_over(self.graph, kernels, wanted)
+
+    def whole(self) -> Timing:
+        """Without the profiler."""
+        session = self._session(self._runtime.SessionOptions())
+        inputs = _random_inputs(session)
+        return clocked(lambda count: [session.run(None, inputs) for _ in range(count)], _PER_MODEL)
+
+    def _session(self, options: Any) -> Any:
+        return self._runtime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
+
+
+def _source(node: str, known: set[str]) -> str:
+    """The op that a node came from: fused nodes are called after one of theirs."""
+    candidates = (
+        node,
+        node.removeprefix("fused "),
+        *(node[: -len(end)] for end in ("_nchwc", "_token_0") if node.endswith(end)),
+    )
+    return next((name for name in candidates if name in known), node)
+
+
+def _random_inputs(session: Any) -> Mapping[str, Any]:
+    import numpy as np
+
+    kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+    rng, made = np.random.default_rng(0), {}
+    for given in session.get_inputs():
+        shape = [size if isinstance(size, int) else 1 for size in given.shape]
+        if given.type in kinds:
+            made[given.name] = rng.random(shape).astype(kinds[given.type])
+        else:
+            whole = {"tensor(bool)": np.bool_, "tensor(int32)": np.int32}.get(given.type, np.int64)
+            made[given.name] = np.ones(shape, whole)
+    return made

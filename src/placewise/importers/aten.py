@@ -100,6 +100,11 @@ def translate(call: Call) -> Work | Value:
     return Work(work.kind, work.inputs, {**work.attributes, "strided": strided})
 
 
+def views(operator: str) -> bool:
+    """Whether the operator's result may lie in the memory of its first argument."""
+    return operator in _SAME_ELEMENTS or operator in _MAY_COPY or _KIND_OF.get(operator) == "view"
+
+
 def _values(arguments: Any) -> Iterator[Value]:
     for argument in arguments:
         if isinstance(argument, Value):

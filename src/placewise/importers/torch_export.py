@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, cast
 
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
 from placewise.graph import Graph
 from placewise.importers import require
-from placewise.importers.assembly import Assembly
-from placewise.importers.aten import Call, Laid, Value, translate
+from placewise.importers.aten import Call, Laid, Value
+from placewise.importers.tracing import Recorder, operator_name, written
 from placewise.kinds import TensorType
 
 if TYPE_CHECKING:
@@ -75,82 +76,15 @@ def export(
 
 def read(program: ExportedProgram, name: str, *, state: Sequence[str] = ()) -> Reading:
     """The graph of an exported program. Inputs whose names begin with one of `state` are kept between runs."""
-    return _FxReader(program, name, tuple(state)).reading()
-
-
-# ---- what readers of traces share ------------------------------------------------------------------------------------
-
-
-class Recorder:
-    """Adds calls of ATen operators to a graph. Tensors are found again under the keys that the trace gives them."""
-
-    def __init__(self, name: str) -> None:
-        self.assembly = Assembly(name)
-        self.values: dict[Any, Any] = {}  # a `Value`, a list of them, or what is no tensor
-        self.recorded: list[Any] = []  # the key of the call behind each op
-        self._memory: dict[int, int] = {}  # tensor: the tensor whose memory it is part of
-        self._sharing: dict[int, list[Any]] = {}  # that tensor: the keys of all values that lie there
-
-    def given(self, key: Any, name: str, kind: str, held: Laid, *, module: str = "", **columns: Any) -> Value:
-        """A parameter, state or an input."""
-        (tensor,) = self.assembly.op(name, kind, [], [held.type], module=module, **columns)
-        self.recorded.append(key)
-        value = Value(held.type, held.strides, tensor)
-        self._keep(key, value)
-        return value
-
-    def call(self, key: Any, call: Call, *, module: str, mutates: bool = False, several: bool, **columns: Any) -> None:
-        """Add what a call does, if anything, and keep what it returns: one tensor, or a list of `several`."""
-        try:
-            work = translate(call)
-        except (KeyError, IndexError, ValueError, TypeError) as error:
-            what = f"{call.operator}: its arguments are not those of the operator of that name"
-            raise InvalidInput(f"{what}: {error!r:.100}") from None
-        if isinstance(work, Value):
-            results = [Value(made.type, made.strides, work.tensor) for made in call.made[:1]]
-        else:
-            inputs = [self.assembly.view(value.tensor, value.type) for value in work.inputs]
-            name = f"{module}.{call.operator}" if module else call.operator
-            outputs = [made.type for made in call.made]
-            made = self.assembly.op(name, work.kind, inputs, outputs, work.attributes, module=module, **columns)
-            self.recorded.append(key)
-            results = [Value(laid.type, laid.strides, tensor) for laid, tensor in zip(call.made, made, strict=True)]
-            if work.kind == "view":
-                for value in results:
-                    self._memory[value.tensor.index] = self._home(work.inputs[0])
-            if mutates:
-                self._overwrite(call.tensors[0], results[0])
-        if several:
-            self.values[key] = results
-            for i, value in enumerate(results):
-                self._keep((key, i), value)
-        elif results:
-            self._keep(key, results[0])
-
-    def graph(self) -> Graph:
-        """Validate and freeze."""
-        return self.assembly.graph()
-
-    def _home(self, value: Value) -> int:
-        return self._memory.get(value.tensor.index, value.tensor.index)
-
-    def _keep(self, key: Any, value: Value) -> None:
-        self.values[key] = value
-        self._sharing.setdefault(self._home(value), []).append(key)
-
-    def _overwrite(self, old: Value, new: Value) -> None:
-        """Whoever reads that memory from now on waits for the call that wrote to it."""
-        home = self._home(old)
-        self._memory[new.tensor.index] = home
-        for key in self._sharing.get(home, []):
-            value = self.values[key]
-            self.values[key] = Value(value.type, value.strides, new.tensor)
+    return _Reader(program, name, tuple(state)).reading()
 
 
 # ---- exported programs -----------------------------------------------------------------------------------------------
 
 
-class _FxReader(Recorder):
+class _Reader(Recorder):
+    """Goes through the calls of an exported program; its nodes are the keys."""
+
     def __init__(self, program: ExportedProgram, name: str, state: tuple[str, ...]) -> None:
         super().__init__(name)
         self.program, self.state = program, state
@@ -158,37 +92,39 @@ class _FxReader(Recorder):
     def reading(self) -> Reading:
         self._inputs()
         self._run(self.program.graph_module)
+        return self._reading()
+
+    def _reading(self) -> Reading:
         graph = self.graph()
-        nodes = dict(zip(graph.op_names, self.recorded, strict=True))
-        return Reading(graph, {name: node for name, node in nodes.items() if node.op == "call_function"})
+        origins = zip(graph.op_names, cast("list[Node]", self.origins), strict=True)
+        return Reading(graph, {name: node for name, node in origins if node.op == "call_function"})
 
     def _inputs(self) -> None:
         """Parameters, buffers, constants and the arguments of the call. Tied parameters are one op."""
         from torch.export.graph_signature import InputKind
 
-        signature = self.program.graph_signature
-        specs = {spec.arg.name: spec for spec in signature.input_specs}
-        written = {*signature.buffers_to_mutate.values()}
+        nodes = list(self.program.graph_module.graph.nodes)
+        calls = [node for node in nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
+        changed = written((node.target._schema.name, node.args[0] if node.args else None, node) for node in calls)
+        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         first: dict[int, Value] = {}
-        for node in self.program.graph_module.graph.nodes:
+        for node in nodes:
             if node.op != "placeholder":
                 continue
-            laid = _laid(node.meta.get("val"))
-            spec = specs[node.name]
+            laid, spec = _laid(node.meta.get("val")), specs[node.name]
+            path = str(spec.target)
+            held = self.program.state_dict.get(path)
             if not isinstance(laid, Laid):
                 self.values[node] = laid
-            elif spec.kind in (InputKind.USER_INPUT, InputKind.TOKEN):
-                kept = node.name.startswith(self.state) if self.state else False
+            elif spec.kind == InputKind.USER_INPUT:
+                kept = bool(self.state) and node.name.startswith(self.state)
                 self.given(node, node.name, "state" if kept else "input", laid)
+            elif spec.kind == InputKind.BUFFER and not node.users:
+                continue  # the module has it, but the work does not need it
+            elif id(held) in first:
+                self.keep(node, first[id(held)])
             else:
-                if spec.kind == InputKind.BUFFER and not node.users:
-                    continue  # kept by the module, but no part of the work
-                path = str(spec.target)
-                held = self.program.state_dict.get(path)
-                if id(held) in first:
-                    self._keep(node, first[id(held)])
-                    continue
-                kind = "state" if path in written else "parameter"
+                kind = "state" if node in changed else "parameter"
                 value = self.given(node, path, kind, laid, module=path.rpartition(".")[0])
                 if held is not None:
                     first[id(held)] = value
@@ -198,45 +134,36 @@ class _FxReader(Recorder):
 
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                found = module
-                for part in str(node.target).split("."):
-                    found = getattr(found, part)
-                self.values[node] = found
-            elif node.op == "call_function" and node.target is operator.getitem:
-                self._pick(node)
-            elif node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+                self.values[node] = attrgetter(str(node.target))(module)
+            elif node.op != "call_function":
+                continue
+            elif node.target is operator.getitem:
+                self.keep(node, self.values[node.args[0]][node.args[1]])
+            elif isinstance(node.target, torch._ops.HigherOrderOperator):
                 self._inline(node)
-            elif node.op == "call_function":
+            else:
                 self._call(node)
 
-    def _pick(self, node: Node) -> None:
-        source, index = node.args
-        key = (source, index)
-        if key in self.values:
-            self._keep(node, self.values[key])
-        elif source in self.values:
-            self.values[node] = self.values[source][index]
-
     def _call(self, node: Node) -> None:
-        made = _laid(node.meta.get("val"))
-        several = isinstance(made, (list, tuple))
-        kept = made if several else [made]
-        results = [laid for laid in kept if isinstance(laid, Laid)]
-        if not results:  # an assertion, or a number
-            self.values[node] = made
+        outcome = _laid(node.meta.get("val"))
+        entries = outcome if isinstance(outcome, list) else [outcome]
+        made = [laid for laid in entries if isinstance(laid, Laid)]
+        if not made:  # an assertion, or a number
+            self.values[node] = outcome
             return
-        schema = node.target._schema  # type: ignore[union-attr]
+        schema = cast("torch._ops.OpOverload", node.target)._schema
         names = [argument.name for argument in schema.arguments]
         given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        name, mutates = operator_name(schema.name)
-        call = Call(name, {key: self._resolved(value) for key, value in given.items()}, results)
-        self.call(node, call, module=_module_of(node), mutates=mutates, several=several, **self._columns(node))
-        if several and len(results) < len(kept):  # some outputs are not made: the others keep their places
-            found = iter(self.values[node])
-            placed = [next(found) if isinstance(laid, Laid) else None for laid in kept]
-            for i, value in enumerate(placed):
-                self.values[node, i] = value
-            self.values[node] = placed
+        name, writes = operator_name(schema.name)
+        call = Call(name, {key: self._resolved(value) for key, value in given.items()}, made)
+        results = iter(self.call(node, call, module=_module_of(node), writes=writes, **self._columns(node)))
+        placed = [next(results) if isinstance(laid, Laid) else None for laid in entries]
+        if not isinstance(outcome, list):
+            self.keep(node, placed[0])
+            return
+        for i, value in enumerate(placed):  # each by itself, as one may be written to
+            self.keep((node, i), value)
+        self.values[node] = _Several(self.values, node)
 
     def _columns(self, node: Node) -> dict[str, Any]:
         return {}
@@ -247,25 +174,18 @@ class _FxReader(Recorder):
 
         given = [self._resolved(argument) for argument in node.args]
         bodies = [i for i, argument in enumerate(given) if isinstance(argument, torch.fx.GraphModule)]
-        what = node.target.name()  # type: ignore[union-attr]
+        what = cast("torch._ops.HigherOrderOperator", node.target).name()
         if not what.startswith("wrap") or len(bodies) != 1:
             raise Unsupported(f"{what}: how often a branch or a loop runs is not known beforehand")
         body: GraphModule = given[bodies[0]]
         inner = [inside for inside in body.graph.nodes if inside.op == "placeholder"]
         for inside, value in zip(inner, given[bodies[0] + 1 :], strict=True):
-            self._pass(inside, value)
+            self.keep(inside, value)
         self._run(body)
         (output,) = [inside for inside in body.graph.nodes if inside.op == "output"]
-        results = [self._resolved(result) for result in output.args[0]]
-        self.values[node] = results
-        for i, value in enumerate(results):
-            self._pass((node, i), value)
-
-    def _pass(self, key: Any, value: Any) -> None:
-        if isinstance(value, Value):
-            self._keep(key, value)
-        else:
-            self.values[key] = value
+        for i, result in enumerate(cast("Sequence[Any]", output.args[0])):
+            self.keep((node, i), self._resolved(result))
+        self.values[node] = _Several(self.values, node)
 
     def _resolved(self, argument: Any) -> Any:
         import torch
@@ -277,12 +197,14 @@ class _FxReader(Recorder):
         return whole(argument) if isinstance(argument, torch.SymInt) else argument
 
 
-def operator_name(qualified: str) -> tuple[str, bool]:
-    """The operator's name, without the namespace if that is ATen, and whether it writes to its first argument."""
-    space, _, name = qualified.rpartition("::")
-    in_place = name.endswith("_") and not name.endswith("__")
-    name = name.removesuffix("_") if in_place else name
-    return (name if space in ("aten", "") else f"{space}.{name}"), in_place
+class _Several:
+    """What a call with several results returned, as it is now."""
+
+    def __init__(self, values: Mapping[Hashable, Any], node: Node) -> None:
+        self._values, self._node = values, node
+
+    def __getitem__(self, index: int) -> Any:
+        return self._values[self._node, index]
 
 
 def _module_of(node: Node) -> str:

@@ -183,7 +183,7 @@ def clocked(run: Callable[[int], Any], budget: float) -> Timing:
     began = time.perf_counter()
     run(1)
     once = max(time.perf_counter() - began, 1e-7)
-    count = max(1, int(_SAMPLE / once))
+    count = max(1, round(_SAMPLE / once))
     samples: list[float] = []
     stop = time.perf_counter() + budget
     while len(samples) < 3 or (len(samples) < 15 and time.perf_counter() < stop):

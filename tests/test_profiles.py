@@ -1,0 +1,249 @@
+"""Profiles: files, fitted rates, costs that use them, and times shared out among fused ops."""
+
+import numpy as np
+import pytest
+
+from placewise import Costs, Device, GraphBuilder, InvalidInput, Problem, files, full_mesh
+from placewise.costs import measure
+from placewise.kinds import Op, TensorType
+from placewise.plans import Plan
+from placewise.profiles import ModelTime, OpTime, Profile, fit
+
+
+def op_time(flops, size, seconds, kind="matmul", dtype="float32"):
+    return OpTime(kind, dtype, flops, size, seconds, 0.01, 0.0)
+
+
+def profile_of(ops, models=None, name="p"):
+    return Profile(name, "cpu", "a CPU, 2 cores", "torch 2.13.0", "2026-11-16", ops, models or {})
+
+
+def linear(count=20, noise=0.0, seed=0, kind="matmul", rates=(1e-5, 1e-12, 1e-10)):
+    rng = np.random.default_rng(seed)
+    work = 10 ** rng.uniform([5, 4], [10, 8], (count, 2))
+    seconds = (rates[0] + work @ rates[1:]) * rng.lognormal(0, noise, count)
+    return {f"{kind}{i}": op_time(f, b, s, kind) for i, ((f, b), s) in enumerate(zip(work, seconds, strict=True))}
+
+
+# ---- rates -----------------------------------------------------------------------------------------------------------
+
+
+def test_rates_that_made_the_times_are_found_again():
+    assert fit(list(linear().values())) == pytest.approx((1e-5, 1e-12, 1e-10), rel=1e-6)
+
+
+def test_an_outlier_does_not_pull():
+    times = list(linear(40).values())
+    times[7] = times[7]._replace(seconds=times[7].seconds * 1000)
+    assert fit(times) == pytest.approx((1e-5, 1e-12, 1e-10), rel=0.02)
+
+
+def test_no_rate_is_negative():
+    for seed in range(20):
+        assert min(fit(list(linear(10, noise=1.0, seed=seed).values()))) >= 0
+
+
+def test_ops_that_only_move_bytes_have_no_rate_for_flops():
+    times = [op_time(0.0, size, 2e-6 + size * 1e-10, "copy") for size in np.geomspace(1e3, 1e8, 12)]
+    assert fit(times) == pytest.approx((2e-6, 0.0, 1e-10), rel=1e-6)
+
+
+def test_nothing_measured_predicts_nothing():
+    assert fit([]) == (0.0, 0.0, 0.0)
+    assert profile_of({}).predict(["matmul"], ["float32"], [1.0], [1.0]).tolist() == [0.0]
+
+
+def test_each_family_has_its_rates_and_a_strange_kind_those_of_all():
+    slow = linear(kind="conv", rates=(0.0, 1e-9, 0.0))
+    profile = profile_of(linear() | slow)
+    fast, far, strange = profile.predict(["matmul", "conv", "aten.strange"], ["float32"] * 3, [1e9] * 3, [0.0] * 3)
+    assert (fast, far) == pytest.approx((1e-3 + 1e-5, 1.0), rel=1e-3)
+    assert fast < strange < far
+
+
+def test_few_measurements_of_a_dtype_leave_it_to_the_family():
+    few = {f"half{i}": op_time(1e9, 1.0, 5.0, dtype="float16") for i in range(3)}
+    profile = profile_of(linear(100) | few)
+    assert profile.predict(["matmul"], ["float16"], [1e9], [0.0])[0] == pytest.approx(1e-3, rel=0.1)
+
+
+def test_predictions_count_what_a_whole_model_adds():
+    models = {"a": ModelTime(1.1, 0.0, 1.0), "b": ModelTime(1.2, 0.0, 1.0), "c": ModelTime(9.0, 0.0, 1.0)}
+    profile = profile_of(linear(), models)
+    assert profile.overhead == 1.2
+    assert profile.predict(["matmul"], ["float32"], [1e9], [0.0])[0] == pytest.approx(1.2 * (1e-3 + 1e-5), rel=1e-6)
+    assert profile.without([], ["c"]).overhead == pytest.approx(1.15)
+    assert profile.without(["matmul3"]).ops.keys() == profile.ops.keys() - {"matmul3"}
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_what_was_saved(tmp_path):
+    profile = profile_of(linear(), {"net": ModelTime(1.0, 0.1, 0.9)})
+    files.save_profile(profile, tmp_path / "p.json.gz")
+    again = files.load_profile(tmp_path / "p.json.gz")
+    assert (again.ops, again.models) == (profile.ops, profile.models)
+    assert vars(again).keys() == vars(profile).keys()
+    assert (again.name, again.hardware, again.date) == (profile.name, profile.hardware, profile.date)
+
+
+def test_profiles_of_this_machine_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path))
+    files.save_profile(profile_of(linear(), name="mine"), tmp_path / "mine.json.gz")
+    assert files.load_profile("mine").name == "mine"
+    with pytest.raises(InvalidInput, match="did you mean 'mine'"):
+        files.load_profile("mina")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "a profile is expected"),
+        ('{"format": "placewise-profile/2"}', "upgrade"),
+        ('{"format": "placewise-profile/1"}', "name: is missing"),
+        (
+            '{"format": "placewise-profile/1", "name": "", "device": "", "hardware": "", "library": "", "date": "",'
+            ' "ops": {"signature": ["a"]}}',
+            r"ops.kind: must have 1 entries, found 0",
+        ),
+    ],
+)
+def test_a_bad_profile_is_told_in_one_line(tmp_path, text, message):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(InvalidInput, match=rf"p\.json: .*{message}"):
+        files.load_profile(tmp_path / "p.json")
+
+
+def test_a_cluster_file_names_the_profile_of_a_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path))
+    files.save_profile(profile_of(linear(), name="mine"), tmp_path / "mine.json.gz")
+    (tmp_path / "box.yaml").write_text("devices: [{name: cpu, kind: cpu, profile: mine}]")
+    cluster = files.load_cluster(tmp_path / "box.yaml")
+    assert cluster.devices[0].profile.ops.keys() == linear().keys()
+    files.save_cluster(cluster, tmp_path / "again.yaml")
+    assert files.load_cluster(tmp_path / "again.yaml").devices[0].profile.name == "mine"
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------
+
+
+def small_graph():
+    """A matmul that was measured, one that was not, and a parameter."""
+    build = GraphBuilder("net")
+    (w,) = build.op("w", kind="parameter", outputs=[4.0], op_signatures="known")
+    (x,) = build.op("a", kind="matmul", inputs=[w], outputs=[4.0], flops=1e9, bytes_accessed=1.0, op_signatures="known")
+    build.op("b", kind="matmul", inputs=[x], outputs=[4.0], flops=1e9, op_signatures="unknown")
+    build.op("c", kind="view", inputs=[x], outputs=[4.0], op_signatures="known")
+    return build.graph()
+
+
+def test_costs_are_measured_where_the_profile_knows_the_op_and_fitted_elsewhere():
+    profile = profile_of(linear() | {"known": op_time(1e9, 1.0, 7.0)})
+    cluster = full_mesh([Device("cpu", profile=profile), Device("gpu", flops={"default": 1e9}, launch=1.0)], 1.0)
+    problem = Problem(small_graph(), cluster)
+    assert problem.costs.seconds[1].tolist() == [7.0, 2.0]
+    assert problem.costs.seconds[2] == pytest.approx([1e-3 + 1e-5, 2.0], rel=1e-3)
+    assert problem.costs.seconds[[0, 3]].tolist() == [[0.0, 0.0]] * 2
+    assert problem.costs.label[:, 0].tolist() == [1, 2, 1, 1]
+    shares = Plan(problem, [0, 0, 1, 0], None, 0.0, 0.0, "", "").cost_shares
+    assert shares == pytest.approx({"measured": 7 / 9, "modelled": 2 / 9})
+    assert list(shares) == ["measured", "modelled"]
+
+
+def test_given_costs_are_given():
+    problem = Problem(small_graph(), full_mesh([Device("a")]), Costs.create(np.ones((4, 1))))
+    assert Plan(problem, np.zeros(4), None, 0.0, 0.0, "", "").cost_shares == {"given": 1.0}
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+class FakeTarget:
+    """Runs nothing: an op takes as many seconds as its name is long, the whole takes 10."""
+
+    device, hardware, library = "cpu", "Some CPU (R) @ 2.00GHz, 2 cores", "torch 2.13.0+cpu"
+
+    def __init__(self, names=("a", "bb", "ccc"), fails_at=None):
+        build = GraphBuilder("net")
+        for name in names:
+            build.op(name, kind="copy", outputs=[8.0], bytes_accessed=8.0, op_signatures=name.strip("'"))
+        build.op("free", kind="view", op_signatures="free")
+        self.graph, self.asked, self._fails_at = build.graph(), [], fails_at
+
+    def measure(self, wanted):
+        self.asked.append(set(wanted))
+        for signature in sorted(wanted):
+            if signature == self._fails_at:
+                raise KeyboardInterrupt
+            yield signature, measure.Timing(float(len(signature)), 0.1)
+
+    def whole(self):
+        return measure.Timing(10.0, 0.0)
+
+
+def test_identical_ops_are_measured_once_and_the_whole_beside_them(tmp_path):
+    target, seen = FakeTarget(("a", "bb", "bb'")), []
+    found = measure.profile(target, folder=tmp_path, on_progress=seen.append)
+    assert target.asked == [{"a", "bb"}]
+    assert {signature: time.seconds for signature, time in found.ops.items()} == {"a": 1.0, "bb": 2.0}
+    assert found.models == {"net": ModelTime(10.0, 0.0, 5.0)}
+    assert found.name == "some-cpu-r-2.00ghz-2-cores-torch-2.13.0-cpu"
+    assert [(now.done, now.wanted) for now in seen] == [(1, 2), (2, 2)]
+    facts = measure.summary(target.graph, found)
+    assert (facts["ops"], facts["wanted"], facts["measured"], facts["sum_of_ops"]) == (3, 2, 2, 5.0)
+
+
+def test_models_share_what_was_measured(tmp_path):
+    measure.profile(FakeTarget(("a", "bb")), folder=tmp_path)
+    target = FakeTarget(("bb", "ccc"))
+    found = measure.profile(target, folder=tmp_path)
+    assert target.asked == [{"ccc"}]
+    assert found.ops.keys() == {"a", "bb", "ccc"}
+
+
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measure.profile(FakeTarget(fails_at="bb"), folder=tmp_path)
+    target = FakeTarget()
+    assert measure.profile(target, folder=tmp_path).ops.keys() == {"a", "bb", "ccc"}
+    assert target.asked == [{"bb", "ccc"}]
+
+
+def test_measuring_stops_in_time(tmp_path):
+    found = measure.profile(FakeTarget(), folder=tmp_path, seconds=0.0)
+    assert (dict(found.ops), dict(found.models)) == ({}, {})
+
+
+def test_a_fused_kernel_is_shared_out_among_its_ops_by_their_work():
+    build = GraphBuilder("net")
+    for name, flops, size in (("conv", 800.0, 20.0), ("relu", 0.0, 20.0), ("add", 0.0, 20.0)):
+        build.op(name, kind=name, outputs=[1.0], flops=flops, bytes_accessed=size, op_signatures=name)
+    kernels = [(["conv", "relu"], [6.0, 6.0, 60.0]), (["elsewhere"], [1.0])]
+    shared = dict(measure.spread_over(build.graph(), kernels, {"conv", "relu", "add"}))
+    assert {name: time.seconds for name, time in shared.items()} == {"conv": 5.0, "relu": 1.0, "add": 0.0}
+
+
+def test_the_clock_reads_the_median_of_one_call(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    calls = []
+
+    def run(count):
+        calls.append(count)
+        now[0] += count * (100.0 if len(calls) == 1 else 5.0 if len(calls) == 4 else 1e-3)
+
+    timing = measure.clocked(run, budget=0.05)
+    assert timing.seconds == pytest.approx(1e-3)  # neither the warm-up nor the outlier counts
+    assert calls[:3] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("device", ["tpu", "", "cuda0"])
+def test_a_device_that_cannot_be_measured_is_told(device):
+    with pytest.raises(InvalidInput, match="must be cpu, cuda:0"), measure.opened("net", device):
+        pass
+
+
+def test_the_signature_is_the_key():
+    op = Op("relu", [TensorType("float32", (2, 3))], [TensorType("float32", (2, 3))], {"b": 1, "a": [2]})
+    assert op.signature == 'relu(float32[2,3]; {"a":[2],"b":1}) -> float32[2,3]'

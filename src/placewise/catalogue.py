@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 from placewise.errors import InvalidInput
 from placewise.quantities import parse_quantity
 
 
-class Shares(TypedDict):
+@dataclass(frozen=True)
+class Shares:
     """What is reached, as a share of the peak."""
 
     flops: float
@@ -26,19 +28,22 @@ class Shares(TypedDict):
     link: float
 
 
-class KnownDevice(TypedDict):
+@dataclass(frozen=True)
+class KnownDevice:
     """Peaks, in SI units; memory is None where the device has none of its own."""
 
     title: str
+    driver: str | None  # what nvidia-smi calls it
     kind: str
     memory: float | None
-    flops: dict[str, float]
+    flops: Mapping[str, float]
     bandwidth: float
     launch: float
     source: str
 
 
-class KnownLink(TypedDict):
+@dataclass(frozen=True)
+class KnownLink:
     """The peak of one direction, in SI units."""
 
     bandwidth: float
@@ -64,19 +69,19 @@ def shares() -> Shares:
 def device_like(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Device` like the known one; what is given replaces them, FLOP rates by dtype."""
     known, reached = _known(name, devices(), "device"), shares()
-    if known["memory"] is None and "memory" not in given:
+    if known.memory is None and "memory" not in given:
         raise InvalidInput(f"give its memory: {name!r} has none of its own")
-    own = {"kind": known["kind"], "bandwidth": known["bandwidth"] * reached["bandwidth"], "launch": known["launch"]}
-    if known["memory"] is not None:
-        own["memory"] = known["memory"] * reached["memory"]
-    flops = {dtype: rate * reached["flops"] for dtype, rate in known["flops"].items()}
+    own = {"kind": known.kind, "bandwidth": known.bandwidth * reached.bandwidth, "launch": known.launch}
+    if known.memory is not None:
+        own["memory"] = known.memory * reached.memory
+    flops = {dtype: rate * reached.flops for dtype, rate in known.flops.items()}
     return own | dict(given) | {"flops": flops | dict(given.get("flops", {}))}
 
 
 def link_like(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Bandwidth and latency of a `Link` like the known one; what is given replaces them."""
     known = _known(name, links(), "link")
-    return {"bandwidth": known["bandwidth"] * shares()["link"], "latency": known["latency"]} | dict(given)
+    return {"bandwidth": known.bandwidth * shares().link, "latency": known.latency} | dict(given)
 
 
 def _known(name: str, entries: Mapping[str, Any], what: str) -> Any:
@@ -96,6 +101,7 @@ def _catalogue() -> tuple[Shares, Mapping[str, KnownDevice], Mapping[str, KnownL
     found = {
         name: KnownDevice(
             title=entry["title"],
+            driver=entry.get("driver"),
             kind=entry["kind"],
             memory=parse_quantity(entry["memory"], "bytes") if "memory" in entry else None,
             flops={dtype: parse_quantity(rate, "FLOP per second") for dtype, rate in entry["flops"].items()},

@@ -260,7 +260,10 @@ def _takes_problem(command: Callable[..., None]) -> Callable[..., None]:
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 BudgetText = Annotated[
-    str, typer.Option("--budget", metavar="TIME", help="Time for each planner, such as 30s or 5min.")
+    str | None,
+    typer.Option(
+        "--budget", metavar="TIME", help="Time for each planner, such as 5min; 10s unless --evaluations is given."
+    ),
 ]
 Evaluations = Annotated[int | None, typer.Option(help="Placements that each planner may simulate.")]
 Seed = Annotated[int, typer.Option(help="With a budget in evaluations, the same seed gives the same plan.")]
@@ -276,7 +279,7 @@ def plan(
             help="The method, local-search by default; see `placewise planners`.", autocompletion=_complete_planner
         ),
     ] = None,
-    budget: BudgetText = "10s",
+    budget: BudgetText = None,
     evaluations: Evaluations = None,
     seed: Seed = 0,
     option: Annotated[
@@ -310,7 +313,7 @@ def compare(
     planners: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Only these; all that apply by default.")
     ] = None,
-    budget: BudgetText = "10s",
+    budget: BudgetText = None,
     evaluations: Evaluations = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write the best plan and its trace.")] = None,
@@ -480,6 +483,30 @@ def profile(
 
 
 @app.command()
+def devices(
+    out: Annotated[Path | None, typer.Option(help="Where to write it as a cluster file, such as box.yaml.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe this machine: cores, free memory, GPUs, and the rates that they reach, measured in some seconds."""
+    from dataclasses import asdict
+
+    from placewise.files import write_text
+    from placewise.machine import describe_machine, to_yaml
+    from placewise.report.table import describe_devices
+
+    if out:
+        _check_writable(out)
+    with _working() as say:
+        found = describe_machine(say)
+    for note in found.notes:
+        _say(f"note: {note}")
+    print(_json(asdict(found)) if as_json else describe_devices(found), flush=True)
+    if out:
+        write_text(out, to_yaml(found, out.stem))
+        _say(f"wrote {out}")
+
+
+@app.command()
 def zoo(as_json: AsJson = False) -> None:
     """List the bundled models and boxes."""
     from placewise import zoo as models
@@ -487,14 +514,7 @@ def zoo(as_json: AsJson = False) -> None:
     from placewise.report.table import describe_zoo
 
     boxes = [load_cluster(name) for name in bundled_boxes()]
-    rows: list[dict[str, Any]] = []
-    for name in models.names():
-        graph = models.load(name)
-        rows.append({
-            "model": name, "summary": models.describe(name), "ops": int((~graph.is_stored).sum()),
-            "parameters": models.num_parameters(graph), "flops": float(graph.flops.sum()),
-            "bytes": float(graph.resident_bytes.sum()),
-        })  # fmt: skip
+    rows = [{"model": name, "summary": models.describe(name), **models.facts(name)} for name in models.names()]
     if not as_json:
         print(describe_zoo(rows, boxes))
         return
@@ -505,10 +525,12 @@ def zoo(as_json: AsJson = False) -> None:
 # ---- shared by the commands ------------------------------------------------------------------------------------------
 
 
-def _budget(seconds: str, evaluations: int | None) -> "Budget":
-    from placewise.driver import Budget
+def _budget(seconds: str | None, evaluations: int | None) -> "Budget":
+    from placewise.driver import DEFAULT_BUDGET, Budget
 
-    limit = _quantity(seconds, "seconds", "--budget")
+    if seconds is None and evaluations is None:
+        return DEFAULT_BUDGET
+    limit = None if seconds is None else _quantity(seconds, "seconds", "--budget")
     for option, given in (("--budget", limit), ("--evaluations", evaluations)):
         if given is not None and given <= 0:
             raise InvalidInput(f"{option}: it must be above zero")
@@ -544,6 +566,18 @@ def _progress() -> Iterator["Callable[[Progress], None] | None"]:
             f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
             f"  bound {format_seconds(p.lower_bound)}"
         )
+
+
+@contextmanager
+def _working() -> Iterator[Callable[[str], None]]:
+    """A line on the terminal that says what is being done; nothing where stderr is not one."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("measuring") as status:
+        yield status.update
 
 
 @contextmanager

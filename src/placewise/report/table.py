@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from textwrap import fill
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from placewise.cluster import Cluster
 from placewise.driver import Outcome
+from placewise.machine import Figure, Machine
 from placewise.planners import PlannerInfo
 from placewise.plans import Plan
 from placewise.quantities import format_bytes, format_seconds
@@ -326,16 +328,56 @@ def describe_zoo(models: Sequence[Mapping[str, Any]], boxes: Sequence[Cluster]) 
         [m["model"], f"{m['ops']:,}", _count(m["parameters"]), f"{_count(m['flops'])}FLOP", format_bytes(m["bytes"])]
         for m in models
     ]
-    summaries = [wrapped(f"{m['model']}: {m['summary']}", "  ") for m in models]
-    devices = [[box.name, device.name, format_bytes(device.memory)] for box in boxes for device in box.devices]
+    alike: dict[str, list[str]] = {}
+    for m in models:
+        alike.setdefault(m["summary"], []).append(m["model"])
     return "\n\n".join([
         table(["model", "ops", "parameters", "work", "weights and state"], "lrrrr", rows),
-        "\n".join(summaries),
-        table(["box", "device", "memory"], "llr", devices),
+        "\n".join(wrapped(f"{', '.join(named)}: {summary}.", "  ") for summary, named in alike.items()),
+        "\n".join(wrapped(f"{box.name}: {', '.join(_equal_devices(box))}.", "  ") for box in boxes),
     ])  # fmt: skip
+
+
+# ---- this machine ----------------------------------------------------------------------------------------------------
+
+
+def describe_devices(machine: Machine) -> str:
+    """What `placewise devices` prints."""
+    present = [
+        [d.name, d.title, "-" if d.cores is None else str(d.cores), format_bytes(d.free), format_bytes(d.total)]
+        for d in machine.devices
+    ]
+    parts = [table(["device", "hardware", "cores", "free memory", "of"], "llrrr", present)]
+    reached = [
+        [device.name, what, *_measured(figure, unit)]
+        for device in machine.devices
+        for what, figure, unit in (
+            *((f"{dtype} products", rate, "FLOP/s") for dtype, rate in device.flops.items()),
+            ("memory bandwidth", device.bandwidth, "B/s"),
+            ("overhead of an op", device.launch, "s"),
+        )
+        if figure
+    ]
+    copies = [
+        [f"{link.source} -> {link.target}", what, *_measured(figure, unit)]
+        for link in machine.links
+        for what, figure, unit in (
+            *((f"{kind} copies", rate, "B/s") for kind, rate in link.bandwidth.items()),
+            ("latency", link.latency, "s"),
+        )
+        if figure
+    ]
+    parts.append(table(["where", "measured", "median", "+-", "samples"], "llrrr", reached + copies))
+    libraries = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    return "\n\n".join([*parts, wrapped(f"{machine.date}, {libraries}")])
+
+
+def _measured(figure: Figure, unit: str) -> list[str]:
+    median = format_seconds(figure.median) if unit == "s" else f"{_count(figure.median)}{unit}"
+    return [median, f"{figure.spread / 2:.1%}", str(figure.samples)]
 
 
 def _count(value: float) -> str:
     """Three significant digits with a prefix."""
-    power = min(4, int(math.log10(value) // 3)) if value >= 1 else 0
-    return f"{value / 1000**power:.3g} {['', 'K', 'M', 'G', 'T'][power]}"
+    power = min(5, int(math.log10(value) // 3)) if value >= 1 else 0
+    return f"{value / 1000**power:.3g} {['', 'K', 'M', 'G', 'T', 'P'][power]}"

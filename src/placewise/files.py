@@ -8,6 +8,7 @@ cannot run it. Every file may be compressed by gzip. Every error begins with the
 from __future__ import annotations
 
 import difflib
+import errno
 import gzip
 import hashlib
 import json
@@ -19,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from importlib import resources
+from importlib import import_module, resources
 from io import BufferedReader
 from itertools import chain, islice, pairwise, permutations
 from pathlib import Path
@@ -29,7 +30,7 @@ import numpy as np
 
 from placewise.cluster import Cluster, Device, Link
 from placewise.costs import LABELS, Costs
-from placewise.errors import InvalidInput, check_type, listed
+from placewise.errors import InvalidInput, PlacewiseError, check_type, listed
 from placewise.graph import OP_DEFAULTS, PHASES, Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
@@ -46,6 +47,10 @@ MAX_BYTES = 512 * 1024**2
 MAX_VALUES = 20_000_000
 MAX_YAML_BYTES = 1024**2
 MAX_YAML_DEPTH = 32
+#: The machine will not write, though the request makes sense: it is full, say, or does not let this user.
+_REFUSALS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS}
+)
 
 #: The columns of "ops" in a file, and the fields of `Graph` that they are.
 _OP_COLUMNS: Final = {
@@ -55,6 +60,9 @@ _OP_COLUMNS: Final = {
     "module": "op_modules",
     "signature": "op_signatures",
 } | {name: name for name in ("flops", "bytes_accessed", "scratch", "resident", "phase", "model", "group")}
+
+#: Models as other programs write them: the suffix of the file, and the module whose `load` reads it.
+_MODEL_FILES: Final = {".onnx": "placewise.importers.onnx", ".xml": "placewise.importers.openvino"}
 
 
 # ---- whatever the user names as a model ------------------------------------------------------------------------------
@@ -122,7 +130,9 @@ def _check_pins_of_folded(graph: Graph, folded: Contraction, pins: Mapping[str, 
 
 
 def _load_graph_or_problem(path: Path) -> Graph | Problem:
-    """By what the file says it is, or by its keys where it is of a published format that does not say."""
+    """By its suffix, by what the file says it is, or by its keys where it is of a format that does not say."""
+    if path.suffix.lower() in _MODEL_FILES:
+        return cast(Graph, import_module(_MODEL_FILES[path.suffix.lower()]).load(path))
     with _naming(path):
         data = _read_json(path)
         keys = data.keys() if isinstance(data, dict) else set()
@@ -714,7 +724,9 @@ def write_bytes(path: str | Path, raw: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except (OSError, TypeError, ValueError) as error:  # a path may be of the wrong type, or hold a null
-        raise InvalidInput(f"{path}: cannot be written: {_reason(error)}") from None
+        not_the_request = isinstance(error, OSError) and error.errno in _REFUSALS
+        kind = PlacewiseError if not_the_request else InvalidInput
+        raise kind(f"{path}: cannot be written: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -9,14 +9,13 @@ import ast
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from placewise.errors import InvalidInput, Unsupported, listed
+from placewise.errors import InvalidInput, listed
 from placewise.graph import Graph
-from placewise.importers import require
+from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
 from placewise.importers.values import SAME, SMALL, Values, need_dims
 from placewise.kinds import TensorType
@@ -38,7 +37,7 @@ _DTYPES: Final = {
 
 def load(path: str | Path, name: str | None = None, *, dims: Mapping[str, int] | None = None) -> Graph:
     """Read a model. `dims` gives the sizes of its symbolic dimensions: {"batch": 1}."""
-    with _naming(path):
+    with naming(path):
         model = _inlined(_parsed(path))
         given = _Dims(dims or {})
         types = _inferred(model, given)
@@ -47,21 +46,6 @@ def load(path: str | Path, name: str | None = None, *, dims: Mapping[str, int] |
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _naming(path: str | Path) -> Iterator[None]:
-    """Every error about the file begins with its name."""
-    try:
-        yield
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
-    except Unsupported as error:
-        raise Unsupported(f"{path}: {error}") from None
-    except UnicodeDecodeError:
-        raise InvalidInput(f"{path}: a text in it is not UTF-8: the file is damaged") from None
-    except (MemoryError, RecursionError):
-        raise InvalidInput(f"{path}: too large or nested too deep for this machine") from None
 
 
 def _parsed(path: str | Path, *, keep_data: bool = False) -> Any:
@@ -295,7 +279,7 @@ class _Work:
     kind: str
     attributes: dict[str, Any] = field(default_factory=dict)
     inputs: list[str] | None = None  # all that the node reads
-    seen_as: dict[str, TensorType] = field(default_factory=dict)
+    seen_as: dict[int, TensorType] = field(default_factory=dict)
 
 
 class _Reader:
@@ -405,7 +389,7 @@ class _Reader:
         self._groups += 1
         place: dict[str, Any] = {"module": module, "group": self._groups}
         self._values.op(product, "matmul", [key for key in node.inputs[:3] if key], {product: width}, **place)
-        seen = {product: TensorType(made.dtype, (batch, heads, steps, out // heads))}
+        seen = dict.fromkeys(range(3), TensorType(made.dtype, (batch, heads, steps, out // heads)))
         rest = [key for key in node.inputs[3:] if key]
         self._values.op(name, "attention", [product] * 3 + rest, node.outputs, seen_as=seen, **place)
 
@@ -471,7 +455,7 @@ def _module(node: Any, name: str) -> str:
 
 def read_placement(path: str | Path) -> dict[str, tuple[str, int | None]]:
     """The device and, where it is noted, the pipeline stage of each node that the file places on one device."""
-    with _naming(path):
+    with naming(path):
         model = _parsed(path)
         devices = {found.name: list(found.device) for found in model.configuration}
         placement: dict[str, tuple[str, int | None]] = {}
@@ -500,7 +484,7 @@ def write_placement(
     from placewise.files import write_bytes
 
     onnx = require("onnx", "onnx")
-    with _naming(source):
+    with naming(source):
         model = _parsed(source, keep_data=True)
         names = node_names(model.graph)
         if unknown := placement.keys() - set(names):
@@ -554,7 +538,7 @@ def _product(node: _Node) -> _Work:
         *batch, rows, columns = (1, *node.shape(position))
         if node.attributes.get(flag):
             held = node.values.type_of(node.inputs[position]).dtype
-            seen[node.inputs[position]] = TensorType(held, (*batch[1:], columns, rows))
+            seen[position] = TensorType(held, (*batch[1:], columns, rows))
             axes = list(range(len(batch) - 1))
             strided[str(position)] = [*axes, len(axes) + 1, len(axes)]
     return _Work("matmul", {"strided": strided} if strided else {}, seen_as=seen)
@@ -644,7 +628,7 @@ def _attention(node: _Node) -> _Work:
         shape = node.shape(position)
         if len(shape) == 3:
             held = node.values.type_of(node.inputs[position]).dtype
-            seen[node.inputs[position]] = TensorType(held, (shape[0], count, shape[1], shape[2] // count))
+            seen[position] = TensorType(held, (shape[0], count, shape[1], shape[2] // count))
     past = next((node.shape(i)[-2] for i in _PAST.get(node.op, ()) if node.has(i) and len(node.shape(i)) == 4), 0)
     steps = node.shape(1)[-2] + past
     return _Work("attention", {"keys": steps} if past else {}, seen_as=seen)

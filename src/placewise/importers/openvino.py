@@ -11,7 +11,6 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ from xml.parsers import expat
 
 from placewise.errors import InvalidInput
 from placewise.graph import Graph
-from placewise.importers import require
+from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
 from placewise.importers.values import SAME, SMALL, Values, need_dims
 from placewise.kinds import TensorType
@@ -44,7 +43,7 @@ def load(
 
     With `fuse`, ops that the CPU plugin runs as one kernel share a group (see `fusion_groups`).
     """
-    with _naming(path):
+    with naming(path):
         network = _parsed(path)
         if dims:
             with tempfile.TemporaryDirectory() as folder:
@@ -58,20 +57,9 @@ def load(
 
 def fusion_groups(path: str | Path, *, dims: Mapping[str, int] | None = None) -> dict[str, int]:
     """Of the ops that the CPU plugin fuses with others, the number of the kernel that each becomes part of."""
-    with _naming(path):
+    with naming(path):
         _parsed(path)
         return _groups(path, dims)
-
-
-@contextmanager
-def _naming(path: str | Path) -> Iterator[None]:
-    """Every error about the file begins with its name."""
-    try:
-        yield
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
-    except (MemoryError, RecursionError):
-        raise InvalidInput(f"{path}: too large or nested too deep for this machine") from None
 
 
 # ---- what OpenVINO is asked ------------------------------------------------------------------------------------------
@@ -260,7 +248,7 @@ class _Work:
     kind: str
     attributes: dict[str, Any] = field(default_factory=dict)
     inputs: list[_Port] | None = None  # all that the layer reads
-    seen_as: dict[_Port, TensorType] = field(default_factory=dict)
+    seen_as: dict[int, TensorType] = field(default_factory=dict)
 
 
 class _Reader:
@@ -423,7 +411,7 @@ def _product(node: _Node) -> _Work:
         held = node.type(position)
         if node.layer.data.get(flag) == "true" and len(held.shape) > 1:
             *batch, rows, columns = held.shape
-            seen[node.inputs[position]] = TensorType(held.dtype, (*batch, columns, rows))
+            seen[position] = TensorType(held.dtype, (*batch, columns, rows))
             strided[str(position)] = [*range(len(batch)), len(batch) + 1, len(batch)]
     return _Work("matmul", {"strided": strided} if strided else {}, seen_as=seen)
 
@@ -445,7 +433,7 @@ def _conv(kind: str, grouped: bool) -> Callable[[_Node], _Work]:
         if len(weight.shape) < 3:
             raise InvalidInput(f"its weights cannot be {weight!s:.60}")
         groups, first, *rest = weight.shape
-        seen = {node.inputs[1]: TensorType(weight.dtype, (groups * first, *rest))}
+        seen = {1: TensorType(weight.dtype, (groups * first, *rest))}
         return _Work(kind, {**found, "groups": groups}, node.inputs[:2], seen)
 
     return work

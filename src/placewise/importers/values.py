@@ -92,10 +92,10 @@ class Values:
         outputs: Mapping[Any, TensorType],
         attributes: Mapping[str, Any] | None = None,
         *,
-        seen_as: Mapping[Any, TensorType] | None = None,
+        seen_as: Mapping[int, TensorType] | None = None,
         **columns: Any,
     ) -> None:
-        """Add an op, unless it does nothing at run time. `seen_as` are inputs that it sees under another shape."""
+        """Add an op, unless it does nothing at run time. `seen_as` are inputs, by position, that it sees otherwise."""
         for key, type in outputs.items():
             _checked(type, f"{name:.60}: {key!r:.60}")
         self._types.update(outputs)
@@ -109,11 +109,11 @@ class Values:
             if self.is_known(key):
                 self._tensors[key] = tuple(self._assembly.op(f"{name}:constant", "constant", [], [self.type_of(key)]))
         given: list[Tensor] = []
-        for key in inputs:
+        for position, key in enumerate(inputs):
             tensors = list(self.read([key]))
-            if seen_as and key in seen_as and tensors:  # in the dtype that is stored
+            if seen_as and position in seen_as and tensors:  # in the dtype that is stored
                 held = self._assembly.type_of(tensors[0]).dtype
-                tensors[0] = self._assembly.view(tensors[0], TensorType(held, seen_as[key].shape))
+                tensors[0] = self._assembly.view(tensors[0], TensorType(held, seen_as[position].shape))
             given += tensors
         kind = "copy" if kind == SAME else kind
         made = self._assembly.op(name, kind, given, [*outputs.values()], attributes, **columns)

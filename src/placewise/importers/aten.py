@@ -88,7 +88,9 @@ def translate(call: Call) -> Work | Value:
     if name in _RULES:
         work = _RULES[name](call)
     elif name in _KIND_OF:
-        work = Work(_KIND_OF[name], call.tensors)
+        work = Work(_KIND_OF[name], [value for value in call.tensors if value.type.elements])
+        if work.kind == "concat" and len(work.inputs) == 1:
+            return work.inputs[0]  # what is empty adds nothing
     elif _GEMM_LIKE.search(name):
         raise Unsupported(f"{name}: it multiplies matrices, but how much it computes is not known; please report it")
     else:

@@ -179,6 +179,9 @@ class _Reader(Recorder):
             path = next(str(content[key]) for key in _PATHS if key in content)
             if role == "buffer" and name not in used:
                 continue  # the module has it, but the work does not need it
+            if role == "tensor_constant" and not laid.type.elements:
+                self.empty(name, laid)
+                continue
             place = self.places.get(path, "") if role == "parameter" else ""
             if place in first:
                 self.keep(name, first[place])

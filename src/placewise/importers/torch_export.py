@@ -121,6 +121,8 @@ class _Reader(Recorder):
                 self.given(node, node.name, "state" if kept else "input", laid)
             elif spec.kind == InputKind.BUFFER and not node.users:
                 continue  # the module has it, but the work does not need it
+            elif spec.kind == InputKind.CONSTANT_TENSOR and not laid.type.elements:
+                self.empty(node, laid)
             elif id(held) in first:
                 self.keep(node, first[id(held)])
             else:

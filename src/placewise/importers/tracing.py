@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from placewise.errors import InvalidInput
-from placewise.graph import Graph
+from placewise.graph import Graph, Tensor
 from placewise.importers.assembly import Assembly
 from placewise.importers.aten import Call, Laid, Value, translate, views
 
@@ -29,6 +29,10 @@ class Recorder:
         self.keep(key, value)
         return value
 
+    def empty(self, key: Hashable, held: Laid) -> None:
+        """A constant without elements, of which nothing is ever read."""
+        self.values[key] = Value(held.type, held.strides, Tensor(-1))
+
     def call(self, key: Hashable, call: Call, *, module: str, writes: bool, **columns: Any) -> list[Value]:
         """Add what a call does, if anything; `writes` says that it changes its first argument."""
         try:
@@ -41,7 +45,7 @@ class Recorder:
         made = self.assembly.op(
             f"{module}.{call.operator}" if module else call.operator,
             work.kind,
-            [self.assembly.view(value.tensor, value.type) for value in work.inputs],
+            [self.assembly.view(value.tensor, value.type) for value in work.inputs if value.tensor.index >= 0],
             [laid.type for laid in call.made],
             work.attributes,
             module=module,

@@ -1,0 +1,219 @@
+"""Models of Hugging Face transformers as graphs, from their configuration alone: no weights, no network, no other code.
+
+Two graphs matter for a language model: it reads a prompt at once (prefill), or writes one token after it (decode), with
+the keys and values of all tokens before as state.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placewise.errors import InvalidInput, PlacewiseError, Unsupported
+from placewise.graph import Graph
+from placewise.importers import require
+from placewise.importers.torch_export import export, first_line, read
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+MAX_CONFIG_BYTES = 4 * 1024**2
+#: Each layer is built and traced; what has more is no model but an attempt to keep us busy.
+MAX_LAYERS = 2000
+_CACHE = "past_key_values"
+
+
+def from_transformers(
+    model: str | Path | PretrainedConfig, *, batch: int = 1, prompt: int = 512, decode: bool = False
+) -> Graph:
+    """The graph of a model: a configuration, its file (config.json), or the directory that holds it.
+
+    It is the graph of `batch` prompts of `prompt` tokens each being read or, with `decode`, of one more token being
+    written after them. Models of images see `batch` of them, of the size in the configuration.
+    """
+    for what, count in (("batch", batch), ("prompt", prompt)):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InvalidInput(f"{what}: must be a whole number, 1 or more, found {count!r:.60}")
+    require("torch", "transformers")
+    require("transformers", "transformers")
+    with _alone():
+        config, name = _config(model)
+        _check(config, prompt + decode)
+        built = _built(config)
+        if decode:
+            return _decoding(built, f"{name}-decode", batch, prompt)
+        return read(export(built, (), _inputs(built, batch, prompt)), name).graph
+
+
+def is_config(path: Path) -> bool:
+    """Whether this is a directory with a configuration, or the file itself."""
+    return (path / "config.json").is_file() if path.is_dir() else path.name == "config.json"
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str]:
+    from transformers import AutoConfig, PretrainedConfig
+
+    if isinstance(model, PretrainedConfig):
+        return model, str(model.model_type) or type(model).__name__
+    path = Path(model)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise InvalidInput(f"{path}: too large for a configuration")
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path}: not a configuration in JSON: {first_line(error)}") from None
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise InvalidInput(f'{path}: not a configuration of transformers: it has no "model_type"')
+    if "auto_map" in data:
+        raise Unsupported(f"{path}: its model is code that comes with it, which is not run")
+    try:
+        config = AutoConfig.from_pretrained(str(file), local_files_only=True, trust_remote_code=False)
+    except PlacewiseError:
+        raise
+    except Exception as error:  # whatever a wrong value leads to
+        raise InvalidInput(f"{path}: {first_line(error)}") from None
+    return config, file.absolute().parent.name or str(config.model_type)
+
+
+def _check(config: PretrainedConfig, tokens: int) -> None:
+    text = config.get_text_config()
+    layers, longest = (getattr(text, name, None) for name in ("num_hidden_layers", "max_position_embeddings"))
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        raise InvalidInput(f"num_hidden_layers: must be at most {MAX_LAYERS}, found {layers}")
+    if isinstance(longest, int) and 0 < longest < tokens:
+        raise InvalidInput(f"the model reads at most {longest} tokens, but is given {tokens}")
+
+
+def _built(config: PretrainedConfig) -> PreTrainedModel:
+    """The model on the meta device, in the dtype of its configuration, with implementations that come with torch."""
+    import torch
+
+    kind = _kind(config)
+    dtype = getattr(config, "dtype", None) or torch.float32
+    try:
+        with torch.device("meta"):
+            model = kind._from_config(config, dtype=dtype, attn_implementation="sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise InvalidInput(f"{kind.__name__}: {first_line(error)}") from None
+        with torch.device("meta"):
+            model = kind._from_config(config, dtype=dtype, attn_implementation="eager")
+    except Exception as error:  # whatever a wrong value leads to
+        raise InvalidInput(f"{kind.__name__} cannot be built: {first_line(error)}") from None
+    built: PreTrainedModel = model.eval()
+    return built
+
+
+def _kind(config: PretrainedConfig) -> Any:
+    """The class that the configuration names; else one that writes text or, if it cannot, whatever there is."""
+    import transformers
+    from transformers.models.auto import modeling_auto as known
+
+    for name in getattr(config, "architectures", None) or []:
+        found = getattr(transformers, str(name), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    masked, causal = known.MODEL_FOR_MASKED_LM_MAPPING, known.MODEL_FOR_CAUSAL_LM_MAPPING
+    for mapping in (masked, causal, known.MODEL_MAPPING):
+        if type(config) in mapping and not (mapping is masked and getattr(config, "is_decoder", False)):
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise Unsupported(f"transformers has no model for {type(config).__name__}")
+
+
+# ---- what it is called with ------------------------------------------------------------------------------------------
+
+
+def _inputs(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, Any]:
+    import inspect
+
+    import torch
+
+    config = model.config
+    takes = inspect.signature(model.forward).parameters
+    ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
+    if model.main_input_name == "input_ids":
+        inputs: dict[str, Any] = {"input_ids": ids}
+    elif model.main_input_name == "pixel_values":
+        side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
+        size = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
+        inputs = {"pixel_values": torch.zeros(batch, channels, *size, dtype=model.dtype, device="meta")}
+    else:
+        raise Unsupported(f"{type(model).__name__} reads {model.main_input_name}; only text and images are known")
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    return inputs | ({"use_cache": False} if "use_cache" in takes else {})
+
+
+def _decoding(model: PreTrainedModel, name: str, batch: int, prompt: int) -> Graph:
+    import torch
+    from transformers import DynamicCache
+    from transformers.integrations import executorch
+
+    what = type(model).__name__
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise Unsupported(f"{what} does not write token after token: leave decode out")
+    executorch.register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
+    try:
+        with torch.no_grad(), _experts_of_any_dtype(model):
+            cache = model(**_inputs(model, batch, prompt) | {"use_cache": True}).past_key_values
+    except Exception as error:
+        raise Unsupported(f"{what} cannot be run on the meta device: {first_line(error)}") from error
+    if type(cache) is not DynamicCache:
+        raise Unsupported(f"{what} keeps its state in a {type(cache).__name__}; only a DynamicCache is known")
+    step = _inputs(model, batch, 1) | {"use_cache": True, _CACHE: cache}
+    return _with_caches_at_home(read(export(model, (), step), name, state=[_CACHE]).graph)
+
+
+@contextmanager
+def _experts_of_any_dtype(model: PreTrainedModel) -> Iterator[None]:
+    """On the meta device, the usual implementation takes bfloat16 only. The cache is the same with another one."""
+    usual = getattr(model.config, "_experts_implementation", None)
+    if usual is None:
+        yield
+        return
+    model.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(usual)
+
+
+def _with_caches_at_home(graph: Graph) -> Graph:
+    """A cache belongs to the module that reads it, and is named after it."""
+    names, modules = list(graph.op_names), list(graph.op_modules)
+    start, edges = graph.out_edges
+    for op, kind in enumerate(graph.op_kinds):
+        readers = graph.consumers[edges[start[op] : start[op + 1]]]
+        if kind == "state" and names[op].startswith(_CACHE) and len(readers):
+            modules[op] = modules[readers[0]]
+            part = "key_cache" if "key_cache" in names[op] else "value_cache"
+            names[op] = f"{modules[op]}.{part}"
+    return replace(graph, op_names=tuple(names), op_modules=tuple(modules))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """No network, whatever a configuration names; and no advice, which is for those who run models."""
+    from huggingface_hub import constants
+
+    logger = logging.getLogger("transformers")
+    offline, level = constants.HF_HUB_OFFLINE, logger.level
+    constants.HF_HUB_OFFLINE = True
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        logger.setLevel(level)

@@ -58,7 +58,7 @@ def run(capsys, monkeypatch, tmp_path):
 
 def without_compiling(err: str) -> str:
     """What was said, except that something is being compiled, which a machine under load may say at any time."""
-    return "".join(line for line in err.splitlines(keepends=True) if not line.startswith("compiling "))
+    return "".join(line for line in err.splitlines(keepends=True) if not line.startswith("preparing "))
 
 
 def diamond(**settings) -> Problem:

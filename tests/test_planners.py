@@ -16,8 +16,8 @@ import pytest
 import placewise
 from oracles import brute_force
 from placewise import planners
-from placewise.driver import Budget, Context, plan
-from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
+from placewise.driver import Budget, Context, compare, plan
+from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
 from placewise.planners import local_search
 from placewise.planners.blocks import Blocks
 from placewise.planners.local_search import _BATCH, _Current, _Moves
@@ -603,8 +603,7 @@ def test_local_search_takes_the_best_of_a_batch_that_fits(execution):
 # ---- what a plan says of itself --------------------------------------------------------------------------------------
 
 
-def test_no_plan_claims_a_bound_above_its_own_value(monkeypatch):
-    """A bound is right up to rounding, and a planner may be wrong about one."""
+def test_a_bound_above_a_plan_is_right_up_to_rounding_or_wrong(monkeypatch):
     monkeypatch.setattr(planners, "_registered", dict(planners._registered))
 
     @planners.planner("boastful")
@@ -618,11 +617,25 @@ def test_no_plan_claims_a_bound_above_its_own_value(monkeypatch):
         (1.75, 1.75, False),
         (2.0, 2.0, True),
         (2.0 * (1 + 1e-12), 2.0, True),
-        (3, 2.0, True),
     ]:
         found = plan(problem, "boastful", options={"claim": claim})
         assert (found.value, found.lower_bound, found.is_optimal) == (2.0, bound, optimal)
         assert found.gap == max(0.0, 1 - bound / 2.0)
+    with pytest.raises(
+        PlacewiseError, match="'boastful': it claims that no plan is below 3 s, but it found one of 2 s"
+    ):
+        plan(problem, "boastful", options={"claim": 3.0})
+
+    @planners.planner("mistaken")
+    def mistaken(problem, ctx):
+        """A bad plan, and a claim that none is better."""
+        ctx.evaluate([0, 0, 0])
+        ctx.bound(3.0)
+
+    best, wrong = compare(problem, ["mistaken", "boastful"])
+    assert (best.planner, best.plan.lower_bound) == ("boastful", 1.5)
+    assert wrong.plan is None
+    assert "it claims that no plan is below 3 s, but boastful found one of 2 s" in wrong.reason
 
 
 def test_a_plan_is_optimal_if_only_rounding_is_above_the_bound():

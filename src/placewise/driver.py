@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 import placewise
 from placewise.cluster import Device, full_mesh
 from placewise.costs import Costs
-from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported, check_type
+from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported, check_type
 from placewise.graph import GraphBuilder, Ints, to_ints
 from placewise.planners import PlannerInfo, available, get
 from placewise.plans import Plan
@@ -30,7 +30,7 @@ from placewise.simulator.bounds import lower_bound
 from placewise.simulator.incremental import Incremental
 
 DEFAULT_PLANNER = "local-search"
-_COMPILING = "compiling the simulator, on the first run only (about 15 s)..."
+_COMPILING = "preparing the simulator (the first time, compiling it takes about 15 s)..."
 _REPORT_EVERY = 0.2  # seconds
 
 
@@ -217,6 +217,8 @@ def plan(
         raise KeyboardInterrupt
     if ctx.best is None or broken:
         raise NoFeasiblePlan(_why_none_found(ctx, broken))
+    if _is_false(ctx.lower_bound, ctx.best_value):
+        raise PlacewiseError(f"planner {planner!r}: {_refuted(ctx.lower_bound, ctx.best_value, 'it')}")
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,
         lower_bound=min(ctx.lower_bound, ctx.best_value), planner=planner, version=placewise.__version__,
@@ -259,13 +261,19 @@ def compare(
             try:
                 found = plan(problem, info.name, budget=budget, seed=seed, on_progress=on_progress)
                 interrupted = found.stopped == "interrupted"
-            except NoFeasiblePlan as error:
+            except PlacewiseError as error:
                 reason = str(error)
             except Exception as error:  # its own failure, and no reason to lose what the others found
                 reason = f"failed: {error!r:.200}"
             except KeyboardInterrupt:  # before there was a plan
                 reason, interrupted = "interrupted", True
         outcomes.append(Outcome(info.name, found, reason))
+    best = min((outcome.plan for outcome in outcomes if outcome.plan), key=lambda plan: plan.value, default=None)
+    if best:
+        for i, (name, claims) in enumerate([(outcome.planner, outcome.plan) for outcome in outcomes]):
+            if claims and _is_false(claims.lower_bound, best.value):
+                reason = _refuted(claims.lower_bound, best.value, best.planner)
+                outcomes[i] = Outcome(name, reason=f"planner {name!r}: {reason}")
     bound = max((outcome.plan.lower_bound for outcome in outcomes if outcome.plan), default=0.0)
     shared = [
         replace(outcome, plan=replace(outcome.plan, lower_bound=min(bound, outcome.plan.value)))
@@ -274,6 +282,15 @@ def compare(
         for outcome in outcomes
     ]
     return sorted(shared, key=lambda outcome: outcome.plan.value if outcome.plan else math.inf)
+
+
+def _is_false(bound: float, value: float) -> bool:
+    """Whether a plan of this value refutes the bound; what rounding explains does not."""
+    return bound > value * (1 + 1e-9)
+
+
+def _refuted(bound: float, value: float, finder: str) -> str:
+    return f"it claims that no plan is below {bound:.9g} s, but {finder} found one of {value:.9g} s, so it is wrong"
 
 
 def _check_request(problem: Any, budget: Any, seed: Any) -> None:

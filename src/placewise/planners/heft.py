@@ -41,7 +41,8 @@ def schedule(problem: Problem, self_links: bool = False) -> tuple[Ints, Ints]:
         input_ptr.astype(np.int64), graph.edge_tensor[in_edges].astype(np.int64),
         graph.tensor_producer.astype(np.int64), graph.tensor_bytes,
         problem.cluster.latency, problem.cluster.seconds_per_byte,
-        problem.unit.astype(np.int64), problem.per_unit(graph.resident_bytes), problem.capacity - headroom(problem), shortest,
+        problem.unit.astype(np.int64), problem.per_unit(graph.resident_bytes),
+        problem.capacity - headroom(problem), shortest,
     )  # fmt: skip
     position = np.empty(problem.num_ops, np.int64)
     position[order] = np.arange(problem.num_ops)

@@ -538,10 +538,9 @@ def test_a_planner_that_fails_does_not_cost_a_comparison_the_others(loose):
     register_lambda("confused", lambda problem, ctx: [7, 7, 7])
     first, *others = compare(loose, ["broken", "single", "confused"])
     assert (first.planner, first.plan.value) == ("single", 3.0)
-    assert [outcome.reason.partition("(")[0] for outcome in others] == [
-        "failed: ZeroDivisionError",
-        "failed: InvalidInput",
-    ]
+    broken, confused = (outcome.reason for outcome in others)
+    assert broken.startswith("failed: ZeroDivisionError(")
+    assert confused.startswith("planner 'confused': a placement must hold whole numbers of devices")
     for wrong in ({"budget": 5}, {"seed": -1}, {"problem": None}):  # the caller's failure, not theirs
         with pytest.raises(InvalidInput):
             compare(**{"problem": loose, "planners": ["single"]} | wrong)

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import io
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -46,7 +45,7 @@ def by_openvino(program: Any) -> Graph:
     model.reshape(shapes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.xml")
-        ov.serialize(model, str(path), os.devnull)
+        ov.save_model(model, path, compress_to_fp16=False)
         return openvino.load(path)
 
 

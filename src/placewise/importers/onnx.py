@@ -39,6 +39,7 @@ def load(path: str | Path, name: str | None = None, *, dims: Mapping[str, int] |
     """Read a model. `dims` gives the sizes of its symbolic dimensions: {"batch": 1}."""
     with naming(path):
         model = _inlined(_parsed(path))
+        _slice_sequences(model.graph)
         given = _Dims(dims or {})
         types = _inferred(model, given)
         given.check_all_used()
@@ -104,6 +105,57 @@ def _inlined(model: Any) -> Any:
         return inliner.inline_local_functions(model)
     except Exception as error:
         raise InvalidInput(f"its functions cannot be inlined: {_brief(error)}") from None
+
+
+def _numbers(graph: Any) -> dict[str, list[int]]:
+    """The constants of a graph that are a few whole numbers and in the file itself."""
+    onnx, to_array = require("onnx", "onnx"), require("onnx.numpy_helper", "onnx").to_array
+    found: dict[str, list[int]] = {}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and len(node.attribute) == 1 and len(node.output) == 1:
+            value = node.attribute[0]
+            if value.name in ("value_int", "value_ints"):
+                found[node.output[0]] = list(value.ints) or [value.i]
+            elif value.name == "value":
+                tensors[node.output[0]] = value.t
+    for name, tensor in tensors.items():
+        here = tensor.data_location != onnx.TensorProto.EXTERNAL
+        if here and tensor.data_type == onnx.TensorProto.INT64 and math.prod(tensor.dims) <= _MAX_SETTINGS:
+            try:
+                found[name] = to_array(tensor).ravel().tolist()
+            except Exception as error:
+                raise InvalidInput(f"the constant {name!r:.60} is damaged: {_brief(error)}") from None
+    return found
+
+
+def _slice_sequences(graph: Any) -> None:
+    """Replace parts of sequences (that is how PyTorch's exporter writes a split) by slices."""
+    helper = require("onnx.helper", "onnx")
+    splits = {node.output[0]: node for node in graph.node if node.op_type == "SplitToSequence" and node.output}
+    if not splits:
+        return
+    known = _numbers(graph)
+    left: list[Any] = []
+    for node in graph.node:
+        split = splits.get(node.input[0]) if node.op_type == "SequenceAt" and len(node.input) == 2 else None
+        sizes = known.get(split.input[1]) if split is not None and len(split.input) == 2 else None
+        position = known.get(node.input[1]) if sizes else None
+        if split is None or not sizes or not position or position[0] < 0:
+            left.append(node)
+            continue
+        at = position[0]
+        start = at * sizes[0] if len(sizes) == 1 else sum(sizes[:at])
+        end = start + (sizes[0] if len(sizes) == 1 else sum(sizes[at : at + 1]))
+        axis = next((attribute.i for attribute in split.attribute if attribute.name == "axis"), 0)
+        bounds = {f"{node.output[0]}/{what}": value for what, value in (("from", start), ("to", end), ("axis", axis))}
+        graph.initializer.extend(helper.make_tensor(key, 7, [1], [value]) for key, value in bounds.items())
+        part = helper.make_node("Slice", [split.input[0], *bounds], node.output, name=node.name)
+        part.metadata_props.extend(node.metadata_props)
+        left.append(part)
+    read = {key for node in left for key in node.input}
+    del graph.node[:]
+    graph.node.extend(node for node in left if node.op_type != "SplitToSequence" or node.output[0] in read)
 
 
 def _brief(error: Exception) -> str:
@@ -260,6 +312,7 @@ class _Node:
     outputs: dict[str, TensorType]
     attributes: dict[str, Any]
     values: Values
+    numbers: Mapping[str, list[int]]  # constants
 
     def shape(self, position: int) -> tuple[int, ...]:
         """Of an input."""
@@ -290,6 +343,7 @@ class _Reader:
         self._graph = model.graph
         self._assembly = Assembly(name)
         self._values = Values(self._assembly)
+        self._numbers = _numbers(model.graph)
         self._groups = -1
 
     def graph(self) -> Graph:
@@ -345,7 +399,9 @@ class _Reader:
                 values.set_known(key, self._types.get(key))
         else:
             attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
-            found = _Node(op, inputs, {key: self._known_type(key, where) for key in made}, attributes, values)
+            found = _Node(
+                op, inputs, {key: self._known_type(key, where) for key in made}, attributes, values, self._numbers
+            )
             try:
                 self._work(found, name, module)
             except InvalidInput as error:
@@ -647,6 +703,14 @@ def _gather(node: _Node) -> _Work:
     return _Work("gather", {"axis": node.attributes.get("axis", 0)})
 
 
+def _reduce(node: _Node) -> _Work:
+    axes = node.attributes.get("axes", node.attributes.get("axis"))
+    if axes is None and node.has(1):
+        axes = node.numbers.get(node.inputs[1])
+    of = node.op.removeprefix("Reduce").lower()
+    return _Work("reduce", {"of": of} | ({} if axes is None else {"axes": axes}), node.inputs[:1])
+
+
 def _resize(node: _Node) -> _Work:
     return _Work("resize", {"mode": node.attributes.get("mode", "nearest")}, node.inputs[:1])
 
@@ -675,14 +739,18 @@ _BY_KIND: Final = {
     "group_norm": "InstanceNormalization GroupNormalization com.microsoft.GroupNorm",
     "rms_norm": "RMSNormalization SimplifiedLayerNormalization LpNormalization "
     "com.microsoft.SkipSimplifiedLayerNormalization",
-    "reduce": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum "
-    "ReduceLogSumExp ArgMax ArgMin GlobalLpPool",
     "lrn": "LRN", "copy": "Tile DepthToSpace SpaceToDepth ReverseSequence", "pad": "Pad CenterCropPad",
     "fill": "ConstantOfShape Range EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli",
     "scatter": "ScatterElements ScatterND Scatter TensorScatter", "resize": "Upsample GridSample AffineGrid",
 }  # fmt: skip
 
+_REDUCTIONS: Final = (
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
+    "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "GlobalLpPool",
+)  # fmt: skip
+
 _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
+    **dict.fromkeys(_REDUCTIONS, _reduce),
     **{op: _plainly(kind) for kind, ops in _BY_KIND.items() for op in ops.split()},
     **dict.fromkeys(("Softmax", "Hardmax", "com.microsoft.BiasSoftmax"), _along("softmax")),
     **dict.fromkeys(

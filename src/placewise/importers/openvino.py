@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,11 +45,7 @@ def load(
     with naming(path):
         network = _parsed(path)
         if dims:
-            with tempfile.TemporaryDirectory() as folder:
-                fixed = os.path.join(folder, "model.xml")
-                # Only the description is wanted; the weights would be written beside it.
-                require("openvino", "openvino").serialize(_model(path, dims), fixed, os.devnull)
-                network = _parsed(fixed)
+            _fix_shapes(network, _model(path, dims))
         groups = _groups(path, dims) if fuse else {}
         return _Reader(network, name or Path(path).name.removesuffix(".xml"), groups).graph()
 
@@ -88,6 +83,19 @@ def _model(path: str | Path, dims: Mapping[str, int] | None) -> Any:
     except Exception as error:
         raise InvalidInput(f"OpenVINO refuses it: {_brief(error)}") from None
     return model
+
+
+def _fix_shapes(network: _Network, model: Any) -> None:
+    """Take over what OpenVINO found the shapes to be."""
+    layers = {layer.name: layer for layer in network.layers}
+    for op in model.get_ops():
+        layer = layers.get(op.get_friendly_name())
+        if layer is None or len(layer.outputs) != op.get_output_size():
+            continue
+        for number, (_, sizes) in enumerate(layer.outputs.values()):
+            shape = op.get_output_partial_shape(number)
+            if shape.rank.is_static:
+                sizes[:] = [size.get_length() if size.is_static else -1 for size in shape]
 
 
 def _groups(path: str | Path, dims: Mapping[str, int] | None) -> dict[str, int]:

@@ -17,7 +17,7 @@ from placewise.errors import InvalidInput, listed
 from placewise.graph import Graph
 from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
-from placewise.importers.values import SAME, SMALL, Values, need_dims
+from placewise.importers.values import SAME, SMALL, Values, check_dims, need_dims
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 
@@ -173,9 +173,7 @@ class _Dims:
     names: dict[str, None] = field(default_factory=dict)  # all that the model has
 
     def __post_init__(self) -> None:
-        for name, size in self.given.items():
-            if isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 2**31:
-                raise InvalidInput(f"dims: {name!r:.60} must be a whole number above zero, found {size!r:.60}")
+        check_dims(self.given)
 
     def fill(self, value: Any) -> list[str]:
         """Set the dimensions of a value that are given; the names of those that are not."""

@@ -19,7 +19,7 @@ from placewise.errors import InvalidInput
 from placewise.graph import Graph
 from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
-from placewise.importers.values import SAME, SMALL, Values, need_dims
+from placewise.importers.values import SAME, SMALL, Values, check_dims, need_dims
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 
@@ -43,6 +43,7 @@ def load(
     With `fuse`, ops that the CPU plugin runs as one kernel share a group (see `fusion_groups`).
     """
     with naming(path):
+        check_dims(dims or {})
         network = _parsed(path)
         if dims:
             _fix_shapes(network, _model(path, dims))
@@ -53,6 +54,7 @@ def load(
 def fusion_groups(path: str | Path, *, dims: Mapping[str, int] | None = None) -> dict[str, int]:
     """Of the ops that the CPU plugin fuses with others, the number of the kernel that each becomes part of."""
     with naming(path):
+        check_dims(dims or {})
         _parsed(path)
         return _groups(path, dims)
 
@@ -73,7 +75,7 @@ def _model(path: str | Path, dims: Mapping[str, int] | None) -> Any:
             for axis in range(len(shape)):
                 size = left.pop(f"{value.get_node().get_friendly_name()}.{axis}", None)
                 if size is not None:
-                    shape[axis] = int(size)
+                    shape[axis] = size
             shapes[value] = shape
         if left:
             raise InvalidInput(f"dims: no input has a dimension {min(left)!r:.60}: they are named like 'x.0'")

@@ -12,9 +12,10 @@ from placewise.importers.assembly import Assembly
 from placewise.kinds import TensorType, family
 from placewise.quantities import LARGEST
 
-#: Up to this many bytes, whole numbers in a file (shapes, axes, indices) and what follows from them and from shapes
-#: alone are settings of the ops that read them. No float is, unless it is a single number: it is a weight.
+#: Up to this many bytes, constants that are shapes, axes or indices, and what follows from them and from shapes alone,
+#: are settings of the ops that read them. Of other dtypes only a single number is; all else is a weight.
 SMALL: Final = 64 * 1024
+_SETTINGS: Final = frozenset({"int64", "int32", "bool", "string"})
 #: The kind of ops that hand on every element that they get, in another shape or not: consumers read the source.
 SAME: Final = "same"
 #: Kinds of ops that do nothing where they make what they read.
@@ -67,7 +68,7 @@ class Values:
     def constant(self, key: Hashable, type: TensorType, name: str, module: str) -> None:
         """A constant: a setting, or a parameter that becomes an op when somebody reads it."""
         _checked(type, name)
-        if not type.shape or ("float" not in type.dtype and type.bytes <= SMALL):
+        if not type.shape or (type.dtype in _SETTINGS and type.bytes <= SMALL):
             self.set_known(key, type)
         else:
             self._types[key] = type
@@ -144,6 +145,13 @@ def _checked(type: TensorType, where: str) -> None:
         raise InvalidInput(f"{where}: a size is negative: {type!s:.100}")
     if type.elements > LARGEST / 16:
         raise InvalidInput(f"{where}: too large: {type!s:.100}")
+
+
+def check_dims(dims: Mapping[str, int]) -> None:
+    """Sizes that the user gives for dimensions that the model leaves open."""
+    for name, size in dims.items():
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 2**31:
+            raise InvalidInput(f"dims: {name!r:.60} must be a whole number above zero, found {size!r:.60}")
 
 
 def need_dims(missing: Iterable[str]) -> InvalidInput:

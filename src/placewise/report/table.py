@@ -338,6 +338,15 @@ def describe_zoo(models: Sequence[Mapping[str, Any]], boxes: Sequence[Cluster]) 
     ])  # fmt: skip
 
 
+def _equal_devices(box: Cluster) -> list[str]:
+    """Each device with its memory; those that follow each other with the same memory as one."""
+    runs = [list(run) for _, run in groupby(box.devices, lambda device: (device.kind, device.memory))]
+    return [
+        (run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name} each") + f" {format_bytes(run[0].memory)}"
+        for run in runs
+    ]
+
+
 # ---- this machine ----------------------------------------------------------------------------------------------------
 
 

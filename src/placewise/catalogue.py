@@ -97,7 +97,7 @@ def _catalogue() -> tuple[Shares, Mapping[str, KnownDevice], Mapping[str, KnownL
     import yaml
 
     text = (resources.files("placewise") / "catalogue.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
+    data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     found = {
         name: KnownDevice(
             title=entry["title"],

@@ -1,159 +1,250 @@
-"""The models of the zoo have the published sizes, and the bundled boxes are worth planning for."""
+"""The bundled graphs have the published sizes, equal what their code exports to, and are worth planning."""
 
 from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from placewise import zoo
 from placewise.errors import InvalidInput
-from placewise.files import load_cluster
+from placewise.files import bundled_boxes, load_cluster
 from placewise.graph import Graph
+from placewise.importers.assembly import kinds_without_formula
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 
-BOXES = ("two-gpus-one-host", "gpu-cpu-npu", "four-gpus")
+#: Stored with the weights, but not trained: the statistics of batch norms, positions and their frequencies.
+BUFFERS = ("running_mean", "running_var", "inv_freq", "position_ids", "token_type_ids")
+
+
+def elements(graph: Graph, kind: str) -> int:
+    """Of all tensors that ops of this kind hold, without buffers."""
+    held = zip(graph.op_names, graph.op_kinds, graph.op_signatures, strict=True)
+    shapes = [text for name, found, text in held if found == kind and not name.endswith(BUFFERS)]
+    return sum(math.prod(map(int, re.findall(r"\d+", text.rpartition("[")[2]))) for text in shapes)
 
 
 def bytes_of_kind(graph: Graph, kind: str) -> float:
-    of_kind = np.array([name == kind for name in graph.op_kinds])
-    return float(graph.resident_bytes[of_kind].sum())
+    return float(graph.resident_bytes[np.array([found == kind for found in graph.op_kinds])].sum())
 
 
 def flops_of_kinds(graph: Graph, *kinds: str) -> float:
-    return float(sum(flops for kind, flops in zip(graph.op_kinds, graph.flops, strict=True) if kind in kinds))
+    return float(graph.flops[np.array([found in kinds for found in graph.op_kinds])].sum())
 
 
-# ---- every model ---------------------------------------------------------------------------------------------------
+# ---- every model -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", zoo.names())
-def test_a_model_loads_and_says_what_it_is(name: str) -> None:
+def test_a_model_is_what_the_list_says(name: str) -> None:
     graph = zoo.load(name)
     assert graph.name == name
-    assert zoo.describe(name)
-    assert all(graph.op_modules[i] or kind == "input" for i, kind in enumerate(graph.op_kinds))
-    assert graph.digest == zoo.load(name).digest
-
-
-@pytest.mark.parametrize("name", zoo.names())
-def test_an_op_moves_what_it_reads_and_writes(name: str) -> None:
-    graph = zoo.load(name)
-    moved = graph.resident.copy()
-    np.add.at(moved, graph.consumers, graph.tensor_bytes[graph.edge_tensor])
-    np.add.at(moved, graph.tensor_producer, graph.tensor_bytes)
-    for i, kind in enumerate(graph.op_kinds):
-        if kind in ("parameter", "state", "input"):
-            assert graph.flops[i] == graph.bytes_accessed[i] == 0
-        elif kind == "embedding":
-            assert graph.bytes_accessed[i] < moved[i] / 10  # it reads rows, not the table
-        else:
-            assert graph.bytes_accessed[i] == moved[i]
+    assert graph.models == (name,)
+    assert zoo.facts(name) == {
+        "ops": int((~graph.is_stored).sum()),
+        "parameters": elements(graph, "parameter"),
+        "flops": graph.flops.sum(),
+        "bytes": graph.resident_bytes.sum(),
+    }
+    assert not kinds_without_formula(graph)
 
 
 @pytest.mark.parametrize("name", zoo.names())
 def test_the_collapsed_view_keeps_work_and_bytes(name: str) -> None:
     graph = zoo.load(name)
     small = graph.collapse_parameters().graph
-    assert not small.is_stored.any()
+    assert small.num_ops < graph.num_ops
     assert small.flops.sum() == pytest.approx(graph.flops.sum())
     assert small.resident_bytes.sum() == pytest.approx(graph.resident_bytes.sum())
 
 
+def test_all_the_papers_models_are_there() -> None:
+    assert {
+        "inception-v3", "resnet-50", "resnet-152", "alexnet", "googlenet", "squeezenet", "vgg-19", "nasnet-a", "rnnlm",
+        "nmt-2", "nmt-4", "nmt-8", "gnmt", "bert-base", "gpt-2", "llama-3-8b", "qwen3-30b-a3b",
+    } <= set(zoo.names())  # fmt: skip
+    assert sorted(path.name for path in zoo.GRAPHS.iterdir()) == sorted(
+        ["index.json", *(f"{name}.json.gz" for name in zoo.names())]
+    )
+
+
+def test_the_data_is_small() -> None:
+    assert sum(path.stat().st_size for path in zoo.GRAPHS.iterdir()) < 6e6
+
+
 def test_wrong_requests_are_explained() -> None:
-    with pytest.raises(InvalidInput, match=r"no model 'llama-9'.*llama-3-8b"):
-        zoo.load("llama-9")
-    with pytest.raises(InvalidInput, match="no option 'tokens'; it has batch"):
-        zoo.load("inception-v3", tokens=3)
-    for wrong in (0, -1, True, 1.5, "8"):
-        with pytest.raises(InvalidInput, match="batch"):
-            zoo.load("inception-v3", batch=wrong)
+    for call in (zoo.load, zoo.describe, zoo.facts, zoo.module):
+        with pytest.raises(InvalidInput, match=r"no model 'llama-9'.*llama-3-8b"):
+            call("llama-9")
 
 
-# ---- Llama ---------------------------------------------------------------------------------------------------------
+def test_graphs_are_read_without_torch() -> None:
+    code = "import sys; from placewise import zoo; zoo.load('gpt-2'); print({'torch', 'transformers'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"set()\n"
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-8b-decode"])
-def test_llama_has_the_published_parameter_count(name: str) -> None:
-    assert zoo.num_parameters(zoo.load(name)) == 8_030_261_248  # safetensors index of Meta-Llama-3-8B
+# ---- against the code ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "gpt-2", "gpt-2-decode"])
+def test_the_code_exports_to_the_bundled_graph(name: str) -> None:
+    pytest.importorskip("transformers")
+    from placewise.zoo import bundle
+
+    graph = bundle.export(name)
+    assert graph.digest == zoo.load(name).digest
+    assert bundle.facts(name, graph) == zoo.facts(name)
+
+
+def test_writing_again_changes_nothing(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("torch")
+    from placewise.zoo import bundle
+
+    before = {name: (zoo.GRAPHS / name).read_bytes() for name in ("index.json", "squeezenet.json.gz")}
+    monkeypatch.setattr(zoo, "GRAPHS", tmp_path)
+    (tmp_path / "index.json").write_bytes(before["index.json"])
+    bundle.main(["squeezenet"])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_code_runs_on_request() -> None:
+    torch = pytest.importorskip("torch")
+    model, (images,) = zoo.module("squeezenet", device="cpu")
+    assert not model.training
+    assert images.shape == (32, 3, 224, 224)
+    with torch.no_grad():
+        assert model(images[:2]).isfinite().all()
+    model, args = zoo.module("llama-3-8b-decode")
+    assert {weight.device.type for weight in (*model.parameters(), *args)} == {"meta"}
+    assert model(*args).shape == (1, 1, 128_256)
+
+
+# ---- published sizes -------------------------------------------------------------------------------------------------
+
+
+# Parameters and multiply-adds per image: torchvision's documentation of its weights; NASNet-A's paper, table 2.
+@pytest.mark.parametrize(
+    ("name", "weights", "multiply_adds"),
+    [
+        ("alexnet", 61_100_840, 0.71e9),
+        ("vgg-19", 143_667_240, 19.63e9),
+        ("squeezenet", 1_235_496, 0.35e9),
+        ("googlenet", 6_624_904, 1.50e9),
+        ("inception-v3", 23_834_568, 5.71e9),
+        ("resnet-50", 25_557_032, 4.09e9),
+        ("resnet-152", 60_192_808, 11.51e9),
+        ("nasnet-a", 88_753_150, 23.8e9),
+    ],
+)
+def test_an_image_classifier_has_the_published_size(name: str, weights: int, multiply_adds: float) -> None:
+    graph = zoo.load(name)
+    assert zoo.facts(name)["parameters"] == weights
+    products = flops_of_kinds(graph, "conv", "matmul")
+    assert products / 2 / 32 == pytest.approx(multiply_adds, rel=0.01)
+    assert products > 0.95 * graph.flops.sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("bert-base", 109_482_240),
+        ("gpt-2", 124_439_808),
+        ("llama-3-8b", 8_030_261_248),
+        ("qwen3-30b-a3b", 30_532_122_624),
+    ],
+)
+def test_a_transformer_has_the_published_size(name: str, weights: int) -> None:
+    assert {zoo.facts(each)["parameters"] for each in (name, f"{name}-decode") if each in zoo.names()} == {weights}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "kind", "count"),
+    [
+        ("rnnlm", 35 * 2, "matmul", 70 + 1),
+        # A product for each cell; for each word two for attention, one to mix and one for the words; one for the keys.
+        ("nmt-2", 30 * 4, "matmul", 120 + 30 * 4 + 1),
+        ("nmt-8", 30 * 16, "matmul", 480 + 30 * 4 + 1),
+        # The first layer of the encoder twice; attention has a product for the query, the scores and the sum.
+        ("gnmt", 30 * 17, "matmul", 510 + 30 * 4 + 1),
+    ],
+)
+def test_a_recurrent_model_is_unrolled(name: str, cells: int, kind: str, count: int) -> None:
+    kinds = Counter(zoo.load(name).op_kinds)
+    assert kinds["sigmoid"] == 3 * cells
+    assert kinds[kind] == count
+
+
+# ---- Inception -------------------------------------------------------------------------------------------------------
+
+
+def test_inception_branches_are_parallel() -> None:
+    graph = zoo.load("inception-v3").collapse_parameters().graph
+    kinds = Counter(graph.op_kinds)
+    assert kinds["conv"] == kinds["batch_norm"] == kinds["relu"] == 94
+    reads = [graph.edge_producer[graph.consumers == op].tolist() for op in range(graph.num_ops)]
+    heads = ("branch1x1.conv.conv2d", "branch5x5_1.conv.conv2d", "branch3x3dbl_1.conv.conv2d", "avg_pool2d")
+    inputs = {tuple(reads[graph.op_index(f"Mixed_5c.{head}")]) for head in heads}
+    assert inputs == {(graph.op_index("Mixed_5b.cat"),)}
+    assert len(reads[graph.op_index("Mixed_5c.cat")]) == 4
+    shapes = {"Mixed_5d.cat": 288 * 35 * 35, "Mixed_6e.cat": 768 * 17 * 17, "Mixed_7c.cat:2": 2048 * 8 * 8}
+    for joined, elements in shapes.items():
+        produced = graph.tensor_producer == graph.op_index(joined)
+        assert graph.tensor_bytes[produced].tolist() == [32 * elements * 4]
+
+
+# ---- language models -------------------------------------------------------------------------------------------------
 
 
 def test_llama_does_two_flops_per_weight_and_token() -> None:
-    graph = zoo.load("llama-3-8b", tokens=64, batch=2)
     in_products = 8_030_261_248 - 128256 * 4096 - 65 * 4096  # all but the look-up table and the norms
-    assert flops_of_kinds(graph, "linear") == 2 * 128 * in_products
+    assert flops_of_kinds(zoo.load("llama-3-8b"), "matmul") == 2 * 512 * in_products
+    assert flops_of_kinds(zoo.load("llama-3-8b-decode"), "matmul") == 2 * in_products
 
 
-def test_llama_attention_counts_what_the_mask_leaves() -> None:
-    prefill, decode = zoo.load("llama-3-8b"), zoo.load("llama-3-8b-decode")
+def test_llama_attention_counts_all_pairs() -> None:
     per_pair = 32 * 32 * (4 * 128 + 5)  # layers x heads x (scores and values, softmax)
-    assert flops_of_kinds(prefill, "attention") == per_pair * 512 * 513 / 2
-    assert flops_of_kinds(decode, "attention") == per_pair * 513
+    assert flops_of_kinds(zoo.load("llama-3-8b"), "attention") == per_pair * 512 * 512
+    assert flops_of_kinds(zoo.load("llama-3-8b-decode"), "attention") == per_pair * 513
 
 
-def test_llama_decode_keeps_its_cache_as_state() -> None:
-    graph = zoo.load("llama-3-8b-decode")
-    assert bytes_of_kind(graph, "state") == 32 * 2 * 512 * 8 * 128 * 2
-    assert bytes_of_kind(zoo.load("llama-3-8b"), "state") == 0
+def test_decoding_keeps_keys_and_values_as_state() -> None:
+    for name, layers, heads, width, item in (
+        ("gpt-2", 12, 12, 64, 4), ("llama-3-8b", 32, 8, 128, 2), ("qwen3-30b-a3b", 48, 4, 128, 2)
+    ):  # fmt: skip
+        assert bytes_of_kind(zoo.load(f"{name}-decode"), "state") == layers * 2 * 512 * heads * width * item
+        assert bytes_of_kind(zoo.load(name), "state") == 0
 
 
-def test_llama_modules_are_those_of_transformers() -> None:
+def test_modules_are_those_of_transformers() -> None:
     graph = zoo.load("llama-3-8b")
-    modules = set(graph.op_modules)
-    assert {
-        "model.embed_tokens",
-        "model.layers.3.self_attn.q_proj",
-        "model.layers.31.mlp.down_proj",
-        "lm_head",
-    } <= modules
+    assert {"model.embed_tokens", "model.layers.3.self_attn.q_proj", "lm_head"} <= set(graph.op_modules)
     weight = graph.op_index("model.layers.3.self_attn.q_proj.weight")
     assert graph.op_modules[weight] == "model.layers.3.self_attn.q_proj"
     assert graph.resident_bytes[weight] == 4096 * 4096 * 2
 
 
-def test_llama_layers_scale() -> None:
-    short, long = (zoo.load("llama-3-8b", layers=n).num_ops for n in (1, 3))
-    assert (zoo.load("llama-3-8b").num_ops - long) == (long - short) // 2 * 29
-
-
-# ---- Inception -----------------------------------------------------------------------------------------------------
-
-
-def test_inception_has_the_published_size() -> None:
-    graph = zoo.load("inception-v3")
-    assert bytes_of_kind(graph, "parameter") / 4 == 23_834_568  # torchvision's Inception3 without its auxiliary head
-    multiply_adds = flops_of_kinds(graph, "conv2d", "linear") / 2 / 32
-    assert multiply_adds == pytest.approx(5.713e9, abs=0.5e6)  # per image; torchvision's weights page gives 5.71 G
-    assert graph.op_kinds.count("conv2d") == graph.op_kinds.count("batch_norm") == graph.op_kinds.count("relu") == 94
-
-
-def test_inception_work_follows_the_batch() -> None:
-    one, eight = zoo.load("inception-v3", batch=1), zoo.load("inception-v3", batch=8)
-    assert eight.flops.sum() == 8 * one.flops.sum()
-    assert bytes_of_kind(eight, "parameter") == bytes_of_kind(one, "parameter")
-
-
-def test_inception_branches_are_parallel() -> None:
-    graph = zoo.load("inception-v3").collapse_parameters().graph
-    reads = [graph.edge_producer[graph.consumers == op].tolist() for op in range(graph.num_ops)]
-    heads = ("branch1x1.conv", "branch5x5_1.conv", "branch3x3dbl_1.conv", "avg_pool")
-    inputs = {tuple(reads[graph.op_index(f"Mixed_5c.{head}")]) for head in heads}
-    assert inputs == {(graph.op_index("Mixed_5b.concat"),)}
-    assert len(reads[graph.op_index("Mixed_5c.concat")]) == 4
-    shapes = {"Mixed_5d": 288 * 35 * 35, "Mixed_6e": 768 * 17 * 17, "Mixed_7c": 2048 * 8 * 8}
-    for block, elements in shapes.items():
-        produced = graph.tensor_producer == graph.op_index(f"{block}.concat")
-        assert graph.tensor_bytes[produced].tolist() == [32 * elements * 4]
+def test_each_token_sees_eight_of_the_experts() -> None:
+    """3.3 G of 30.5 G parameters take part, says the model card; those of the look-up table do no work."""
+    layer = 2048 * (2 * 32 + 2 * 4) * 128 + 2048 * 128 + 8 * 3 * 2048 * 768
+    products = flops_of_kinds(zoo.load("qwen3-30b-a3b"), "matmul", "grouped_matmul") / 2 / 512
+    assert products == 48 * layer + 2048 * 151_936
+    assert products + 151_936 * 2048 == pytest.approx(3.3e9, rel=0.02)
 
 
 # ---- boxes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("box", BOXES)
-def test_every_box_runs_every_model(box: str) -> None:
+@pytest.mark.parametrize("box", bundled_boxes())
+def test_every_box_runs_the_models(box: str) -> None:
     cluster = load_cluster(box)
     assert cluster.name == box
-    for name in zoo.names():
+    for name in ("inception-v3", "llama-3-8b"):
         assert np.isfinite(Problem(zoo.load(name), cluster).seconds).all()
 
 

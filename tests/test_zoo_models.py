@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from transformers import AutoModelForCausalLM, BertModel  # noqa: E402
+from transformers import LlamaConfig  # noqa: E402
 
 from placewise.zoo.models import (  # noqa: E402
     alexnet,
@@ -195,13 +195,31 @@ def test_a_translation_depends_on_the_whole_source_and_the_words_before(build: C
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 
-def test_transformers_have_the_published_sizes() -> None:
-    """The counts of the safetensors indexes of the releases; GPT-2's matrix of words counts once."""
-    with torch.device("meta"):
-        assert parameters(BertModel(transformer.bert_base())) == 109_482_240
-        for config, weights in (
-            (transformer.gpt_2(), 124_439_808),
-            (transformer.llama_3_8b(), 8_030_261_248),
-            (transformer.qwen3_30b_a3b(), 30_532_122_624),
-        ):
-            assert parameters(AutoModelForCausalLM.from_config(config)) == weights
+@pytest.mark.parametrize(
+    ("build", "weights"),
+    [
+        (transformer.bert_base, 109_482_240),
+        (transformer.bert_base_for_classification, 109_482_240 + 2 * 769),
+        (transformer.gpt_2, 124_439_808),  # the matrix of words, which is used twice, counts once
+        (transformer.llama_3_8b, 8_030_261_248),
+        (transformer.qwen3_30b_a3b, 30_532_122_624),
+    ],
+)
+def test_a_transformer_has_the_size_of_its_release(build: Callable[[], nn.Module], weights: int) -> None:
+    assert parameters(on_meta(build)) == weights
+
+
+def test_a_token_is_written_as_if_all_were_read() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    writer = transformer.Decoding(transformer._built("LlamaForCausalLM", config)).eval()
+    tokens = torch.randint(50, (3, 6))
+    assert [tuple(part.shape) for part in writer.cache(3, 5)] == [(3, 2, 5, 4)] * 4
+    with torch.no_grad():
+        layers = writer.model(tokens[:, :5], use_cache=True).past_key_values.layers
+        cache = [part for layer in layers for part in (layer.keys, layer.values)]
+        for _ in range(2):  # the cache that is handed in stays what it is
+            torch.testing.assert_close(writer(tokens[:, 5:], *cache)[:, 0], writer.model(tokens).logits[:, 5])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,8 +18,3 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(self.bn(self.conv(x)))
-
-
-def flat_average(x: Tensor) -> Tensor:
-    """[batch, channels, height, width] -> [batch, channels]: the mean over the image."""
-    return torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from placewise.zoo.models.blocks import ConvNorm, flat_average
+from placewise.zoo.models.blocks import ConvNorm
 
 
 class Inception(nn.Module):
@@ -45,6 +45,7 @@ class GoogLeNet(nn.Module):
         self.maxpool4 = nn.MaxPool2d(2, stride=2, ceil_mode=True)
         self.inception5a = Inception(832, 256, (160, 320), (32, 128), 128)
         self.inception5b = Inception(832, 384, (192, 384), (48, 128), 128)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.dropout = nn.Dropout(0.2)
         self.fc = nn.Linear(1024, classes)
 
@@ -54,4 +55,4 @@ class GoogLeNet(nn.Module):
         x = self.maxpool3(self.inception3b(self.inception3a(x)))
         x = self.inception4e(self.inception4d(self.inception4c(self.inception4b(self.inception4a(x)))))
         x = self.inception5b(self.inception5a(self.maxpool4(x)))
-        return self.fc(self.dropout(flat_average(x)))
+        return self.fc(self.dropout(torch.flatten(self.avgpool(x), 1)))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from placewise.zoo.models.blocks import ConvNorm, flat_average
+from placewise.zoo.models.blocks import ConvNorm
 
 
 class Mixed35(nn.Module):
@@ -117,8 +117,8 @@ class Auxiliary(nn.Module):
         self.fc = nn.Linear(768, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv0(functional.avg_pool2d(x, 5, stride=3))
-        return self.fc(flat_average(self.conv1(x)))
+        x = self.conv1(self.conv0(functional.avg_pool2d(x, 5, stride=3)))
+        return self.fc(torch.flatten(functional.adaptive_avg_pool2d(x, 1), 1))
 
 
 class InceptionV3(nn.Module):
@@ -145,6 +145,7 @@ class InceptionV3(nn.Module):
         self.Mixed_7a = ReduceTo8()
         self.Mixed_7b = Mixed8(1280)
         self.Mixed_7c = Mixed8(2048)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.dropout = nn.Dropout()
         self.fc = nn.Linear(2048, classes)
 
@@ -154,8 +155,13 @@ class InceptionV3(nn.Module):
         x = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(self.maxpool2(x))))
         x = self.Mixed_6e(self.Mixed_6d(self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(x)))))
         y = self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(x)))
-        logits = self.fc(self.dropout(flat_average(y)))
+        logits = self.fc(self.dropout(torch.flatten(self.avgpool(y), 1)))
         return logits if self.AuxLogits is None else (logits, self.AuxLogits(x))
+
+
+def inception_v3_for_training() -> InceptionV3:
+    """With its auxiliary head."""
+    return InceptionV3(auxiliary=True)
 
 
 def _blur(x: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from placewise.zoo.models.blocks import flat_average
-
 
 class Shape(NamedTuple):
     """What a cell puts out."""
@@ -136,6 +134,8 @@ class NASNet(nn.Module):
             for _ in range(cells):
                 self.stages[-1].append(Normal(before, last, channels << stage))
                 before, last = last, Shape(6 * (channels << stage), last.halvings)
+        self.relu = nn.ReLU()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.dropout = nn.Dropout()
         self.fc = nn.Linear(last.channels, classes)
 
@@ -149,7 +149,7 @@ class NASNet(nn.Module):
                 before, last = before if self.skips_reductions else last, reduced
             for cell in cells:
                 before, last = last, cell(before, last)
-        return self.fc(self.dropout(flat_average(functional.relu(last))))
+        return self.fc(self.dropout(torch.flatten(self.avgpool(self.relu(last)), 1)))
 
 
 def nasnet_a_large() -> NASNet:

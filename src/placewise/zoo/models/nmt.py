@@ -56,3 +56,18 @@ class NMT(nn.Module):
             attended = self.attention(x, keys, encoded)
             outputs.append(self.softmax(attended))
         return torch.stack(outputs)
+
+
+def nmt_2() -> NMT:
+    """Two layers on each side."""
+    return NMT(2)
+
+
+def nmt_4() -> NMT:
+    """Four layers on each side."""
+    return NMT(4)
+
+
+def nmt_8() -> NMT:
+    """Eight layers on each side."""
+    return NMT(8)

@@ -5,10 +5,9 @@ The stride sits in the 3 x 3 convolution of a block, as in all current releases 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from placewise.zoo.models.blocks import flat_average
 
 
 class Bottleneck(nn.Module):
@@ -45,12 +44,13 @@ class ResNet(nn.Module):
         self.layer2 = _stage(256, 128, blocks[1], stride=2)
         self.layer3 = _stage(512, 256, blocks[2], stride=2)
         self.layer4 = _stage(1024, 512, blocks[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(2048, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.maxpool(functional.relu(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(flat_average(x))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
 def resnet_50() -> ResNet:

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from placewise.zoo.models.blocks import flat_average
-
 
 class Fire(nn.Module):
     """Squeeze to few channels, then expand by 1 x 1 and 3 x 3 windows side by side."""
@@ -36,10 +34,10 @@ class SqueezeNet(nn.Module):
             _halve(), Fire(128, 32, 128), Fire(256, 32, 128),
             _halve(), Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256), Fire(512, 64, 256),
         )  # fmt: skip
-        self.classifier = nn.Sequential(nn.Dropout(), nn.Conv2d(512, classes, 1), nn.ReLU())
+        self.classifier = nn.Sequential(nn.Dropout(), nn.Conv2d(512, classes, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
 
     def forward(self, images: Tensor) -> Tensor:
-        return flat_average(self.classifier(self.features(images)))
+        return torch.flatten(self.classifier(self.features(images)), 1)
 
 
 def _halve() -> nn.Module:

@@ -118,6 +118,11 @@ def _put(op: Op) -> float:
     return 2 * sum(t.bytes for t in op.inputs[1:])
 
 
+def _updated(op: Op) -> float:
+    """inputs: parameter, gradient, state. All are read; all but the gradient are written again."""
+    return 2 * sum(t.bytes for t in op.inputs) - op.inputs[1].bytes
+
+
 def _nothing(op: Op) -> float:
     return 0.0
 
@@ -231,15 +236,15 @@ _PER_ELEMENT: Final[dict[float, tuple[str, ...]]] = {
         "gt", "ge", "isnan", "isinf", "relu", "relu6", "leaky_relu", "prelu", "threshold", "hardtanh", "elementwise",
         "relu_backward", "dropout_backward"),
     2: ("sqrt", "rsqrt", "reciprocal", "addcmul", "addcdiv", "lerp", "remainder", "hardswish", "hardsigmoid",
-        "elementwise_backward", "sgd"),
+        "elementwise_backward"),
     3: ("sigmoid_backward", "tanh_backward"),
     4: ("exp", "expm1", "log", "log1p", "sigmoid", "tanh", "erf", "sin", "cos", "atan", "pow", "softplus", "elu",
-        "selu", "momentum"),
+        "selu"),
     5: ("silu",),
     6: ("swiglu", "rope"),
     8: ("gelu", "silu_backward"),
     10: ("mish",),
-    12: ("gelu_backward", "adam"),
+    12: ("gelu_backward",),
 }  # fmt: skip
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -292,5 +297,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "pad": Kind("copy", _free, _all),
     "transpose": Kind("copy", _free, _all),
     "fill": Kind("copy", _free, lambda op: sum(t.bytes for t in op.outputs)),
+    "sgd": Kind("elementwise", _per_input(2), _updated),
+    "momentum": Kind("elementwise", _per_input(4), _updated),
+    "adam": Kind("elementwise", _per_input(12), _updated),
     **{name: Kind("elementwise", _per_output(flops), _all) for flops, names in _PER_ELEMENT.items() for name in names},
 }

@@ -5,7 +5,9 @@ Ops stay as the module calls them (a linear layer is one op, and so is attention
 
 from __future__ import annotations
 
+import logging
 import operator
+import sys
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,6 +65,7 @@ def export(
     require("torch.export", "torch")
     if not isinstance(module, torch.nn.Module):
         raise InvalidInput(f"module: must be a torch.nn.Module, found {module!r:.60}")
+    know_caches()
     try:
         with quiet(), torch.no_grad(), _evaluating(module), _plain_attention():
             given = like(module, tuple(args), dict(kwargs or {}))
@@ -76,48 +79,43 @@ def export(
 
 def read(program: ExportedProgram, name: str, *, state: Sequence[str] = ()) -> Reading:
     """The graph of an exported program. Inputs whose names begin with one of `state` are kept between runs."""
-    return _Reader(program, name, tuple(state)).reading()
+    reader = FxReader(name)
+    reader.take_inputs(program, tuple(state))
+    reader.run(program.graph_module)
+    return reader.reading()
 
 
 # ---- exported programs -----------------------------------------------------------------------------------------------
 
 
-class _Reader(Recorder):
-    """Goes through the calls of an exported program; its nodes are the keys."""
-
-    def __init__(self, program: ExportedProgram, name: str, state: tuple[str, ...]) -> None:
-        super().__init__(name)
-        self.program, self.state = program, state
+class FxReader(Recorder):
+    """Goes through the calls of a traced module; its nodes are the keys."""
 
     def reading(self) -> Reading:
-        self._inputs()
-        self._run(self.program.graph_module)
-        return self._reading()
-
-    def _reading(self) -> Reading:
+        """What was read so far."""
         graph = self.graph()
-        origins = zip(graph.op_names, cast("list[Node]", self.origins), strict=True)
-        return Reading(graph, {name: node for name, node in origins if node.op == "call_function"})
+        origins = zip(graph.op_names, self.origins, strict=True)
+        return Reading(graph, {name: cast("Node", node) for name, node in origins if is_call(node)})
 
-    def _inputs(self) -> None:
+    def take_inputs(self, program: ExportedProgram, state: tuple[str, ...]) -> None:
         """Parameters, buffers, constants and the arguments of the call. Tied parameters are one op."""
         from torch.export.graph_signature import InputKind
 
-        nodes = list(self.program.graph_module.graph.nodes)
+        nodes = list(program.graph_module.graph.nodes)
         calls = [node for node in nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
         changed = written((node.target._schema.name, node.args[0] if node.args else None, node) for node in calls)
-        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         first: dict[int, Value] = {}
         for node in nodes:
             if node.op != "placeholder":
                 continue
-            laid, spec = _laid(node.meta.get("val")), specs[node.name]
+            laid, spec = laid_out(node.meta.get("val")), specs[node.name]
             path = str(spec.target)
-            held = self.program.state_dict.get(path)
+            held = program.state_dict.get(path)
             if not isinstance(laid, Laid):
                 self.values[node] = laid
             elif spec.kind == InputKind.USER_INPUT:
-                kept = bool(self.state) and node.name.startswith(self.state)
+                kept = bool(state) and node.name.startswith(state)
                 self.given(node, node.name, "state" if kept else "input", laid)
             elif spec.kind == InputKind.BUFFER and not node.users:
                 continue  # the module has it, but the work does not need it
@@ -131,7 +129,8 @@ class _Reader(Recorder):
                 if held is not None:
                     first[id(held)] = value
 
-    def _run(self, module: GraphModule) -> None:
+    def run(self, module: GraphModule) -> None:
+        """Add all that the module calls."""
         import torch
 
         for node in module.graph.nodes:
@@ -147,7 +146,7 @@ class _Reader(Recorder):
                 self._call(node)
 
     def _call(self, node: Node) -> None:
-        outcome = _laid(node.meta.get("val"))
+        outcome = laid_out(node.meta.get("val"))
         entries = outcome if isinstance(outcome, list) else [outcome]
         made = [laid for laid in entries if isinstance(laid, Laid)]
         if not made:  # an assertion, or a number
@@ -158,7 +157,7 @@ class _Reader(Recorder):
         given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
         name, writes = operator_name(schema.name)
         call = Call(name, {key: self._resolved(value) for key, value in given.items()}, made)
-        results = iter(self.call(node, call, module=_module_of(node), writes=writes, **self._columns(node)))
+        results = iter(self.call(node, call, module=_module_of(node), writes=writes, **self.columns(node)))
         placed = [next(results) if isinstance(laid, Laid) else None for laid in entries]
         if not isinstance(outcome, list):
             self.keep(node, placed[0])
@@ -167,7 +166,8 @@ class _Reader(Recorder):
             self.keep((node, i), value)
         self.values[node] = _Several(self.values, node)
 
-    def _columns(self, node: Node) -> dict[str, Any]:
+    def columns(self, node: Node) -> dict[str, Any]:
+        """Other per-op fields of the graph, such as the phase."""
         return {}
 
     def _inline(self, node: Node) -> None:
@@ -176,14 +176,14 @@ class _Reader(Recorder):
 
         given = [self._resolved(argument) for argument in node.args]
         bodies = [i for i, argument in enumerate(given) if isinstance(argument, torch.fx.GraphModule)]
-        what = cast("torch._ops.HigherOrderOperator", node.target).name()
+        what = str(node.target)
         if not what.startswith("wrap") or len(bodies) != 1:
             raise Unsupported(f"{what}: how often a branch or a loop runs is not known beforehand")
         body: GraphModule = given[bodies[0]]
         inner = [inside for inside in body.graph.nodes if inside.op == "placeholder"]
         for inside, value in zip(inner, given[bodies[0] + 1 :], strict=True):
             self.keep(inside, value)
-        self._run(body)
+        self.run(body)
         (output,) = [inside for inside in body.graph.nodes if inside.op == "output"]
         for i, result in enumerate(cast("Sequence[Any]", output.args[0])):
             self.keep((node, i), self._resolved(result))
@@ -199,6 +199,11 @@ class _Reader(Recorder):
         return whole(argument) if isinstance(argument, torch.SymInt) else argument
 
 
+def is_call(key: Hashable) -> bool:
+    """Whether this is a node that calls an operator."""
+    return getattr(key, "op", None) == "call_function"
+
+
 class _Several:
     """What a call with several results returned, as it is now."""
 
@@ -210,13 +215,13 @@ class _Several:
 
 
 def _module_of(node: Node) -> str:
-    """The path of the innermost module whose call this is; a second call of it is marked by "@1" in traces."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    """The path of the innermost module whose call this is, or whose backward pass; "@1" marks a second call of it."""
+    stack = node.meta.get("fwd_nn_module_stack") or node.meta.get("nn_module_stack") or {}
     entries = list(stack.values())
     return str(entries[-1][0]).partition("@")[0] if entries else ""
 
 
-def _laid(value: Any) -> Any:
+def laid_out(value: Any) -> Any:
     """The type of what an op makes: tensors become `Laid`, lists stay lists."""
     import torch
 
@@ -225,7 +230,7 @@ def _laid(value: Any) -> Any:
         held = TensorType(dtype, tuple(whole(size) for size in value.shape))
         return Laid(held, tuple(whole(step) for step in value.stride()) if value.layout == torch.strided else ())
     if isinstance(value, (list, tuple)):
-        return [_laid(entry) for entry in value]
+        return [laid_out(entry) for entry in value]
     return whole(value) if isinstance(value, torch.SymInt) else value
 
 
@@ -254,12 +259,25 @@ def like(module: torch.nn.Module, *arguments: Any) -> tuple[Any, ...]:
     return tuple(moved)
 
 
+def know_caches() -> None:
+    """Models of transformers may take and return a cache, which torch must be told how to take apart."""
+    if "transformers" in sys.modules:
+        from transformers.integrations import executorch
+
+        executorch.register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What torch warns of while it traces is about the module's code, not about the graph."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """What torch warns of and logs while it traces is about the module's code; what fails, it raises as well."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ class Recorder:
         self._memory: dict[int, int] = {}  # tensor: the tensor in whose memory it lies
         self._sharing: dict[int, list[Hashable]] = {}  # that tensor: the keys of all that lies there
 
-    def given(self, key: Hashable, name: str, kind: str, held: Laid, *, module: str = "") -> Value:
+    def given(self, key: Hashable, name: str, kind: str, held: Laid, *, module: str = "", **columns: Any) -> Value:
         """A parameter, state or an input."""
-        (tensor,) = self.assembly.op(name, kind, [], [held.type], module=module)
+        (tensor,) = self.assembly.op(name, kind, [], [held.type], module=module, **columns)
         self.origins.append(key)
         value = Value(held.type, held.strides, tensor)
         self.keep(key, value)

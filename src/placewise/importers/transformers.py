@@ -7,7 +7,6 @@ the keys and values of all tokens before as state.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
 from placewise.graph import Graph
 from placewise.importers import require
-from placewise.importers.torch_export import export, first_line, read
+from placewise.importers.torch_export import export, first_line, quiet, read
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -159,12 +158,10 @@ def _inputs(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, Any]:
 def _decoding(model: PreTrainedModel, name: str, batch: int, prompt: int) -> Graph:
     import torch
     from transformers import DynamicCache
-    from transformers.integrations import executorch
 
     what = type(model).__name__
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise Unsupported(f"{what} does not write token after token: leave decode out")
-    executorch.register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
     try:
         with torch.no_grad(), _experts_of_any_dtype(model):
             cache = model(**_inputs(model, batch, prompt) | {"use_cache": True}).past_key_values
@@ -208,12 +205,10 @@ def _alone() -> Iterator[None]:
     """No network, whatever a configuration names; and no advice, which is for those who run models."""
     from huggingface_hub import constants
 
-    logger = logging.getLogger("transformers")
-    offline, level = constants.HF_HUB_OFFLINE, logger.level
+    offline = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
-    logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with quiet():
+            yield
     finally:
         constants.HF_HUB_OFFLINE = offline
-        logger.setLevel(level)

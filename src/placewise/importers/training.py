@@ -1,0 +1,234 @@
+"""A training step of a PyTorch module as one graph: forward, backward, and the update of every parameter.
+
+The backward pass is the one that torch's autograd traces (graph "NAME-training"). Where it cannot be traced, it is
+mirrored from the forward pass (graph "NAME-training-mirrored", see `transforms.with_backward`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from placewise.errors import InvalidInput, PlacewiseError
+from placewise.graph import PHASES, Graph
+from placewise.importers import require
+from placewise.importers.aten import Laid, Value, views
+from placewise.importers.torch_export import FxReader, export, laid_out, quiet, read
+from placewise.importers.tracing import operator_name
+from placewise.transforms import with_backward
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule, Node
+
+#: What each optimizer keeps for a parameter, as large as the parameter, under the names that torch has for it.
+OPTIMIZERS: Final = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
+_BACKWARD, _UPDATE = PHASES.index("backward"), PHASES.index("update")
+
+
+def training_step(
+    module: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: str = "adam",
+    colocate: bool = False,
+    name: str | None = None,
+) -> Graph:
+    """One step of training a module that is called with these arguments.
+
+    `loss` makes one number of what the module returns. Without it, that is the loss itself, if it is one number or has
+    one as its `loss`; else the sum of all outputs stands for it. A parameter, its optimizer state and its update always
+    share a device. With `colocate`, so do the forward and backward of an op, and the parameters that only it reads.
+    """
+    torch = require("torch", "torch")
+    if optimizer not in OPTIMIZERS:
+        raise InvalidInput(f"optimizer: must be one of {', '.join(OPTIMIZERS)}, found {optimizer!r:.60}")
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidInput(f"module: must be a torch.nn.Module, found {module!r:.60}")
+    called = (name or type(module).__name__).removesuffix("-training")
+    try:
+        with quiet():
+            joint = _joint(module, tuple(args), dict(kwargs or {}), loss or _found_loss)
+    except PlacewiseError:
+        raise
+    except Exception:  # autograd is traced by an interface of torch that is young, and not every module can be
+        return _mirrored(read(export(module, args, kwargs), called).graph, optimizer)
+    return _JointReader(f"{called}-training", joint, optimizer, colocate).step()
+
+
+def _found_loss(output: Any) -> torch.Tensor:
+    import torch
+    from torch.utils import _pytree
+
+    found = getattr(output, "loss", None)
+    if isinstance(found, torch.Tensor):
+        return found
+    if isinstance(output, torch.Tensor) and output.dim() == 0:
+        return output
+    floats = [
+        part for part in _pytree.tree_leaves(output) if isinstance(part, torch.Tensor) and part.is_floating_point()
+    ]
+    if not floats:
+        raise InvalidInput("the module returns nothing that could be minimised: pass a loss")
+    return reduce(torch.add, [part.sum() for part in floats])
+
+
+def _mirrored(graph: Graph, optimizer: str) -> Graph:
+    step = with_backward(graph, optimizer_bytes_per_parameter_byte=float(len(OPTIMIZERS[optimizer])))
+    kinds = tuple(optimizer if kind == "update" else kind for kind in step.op_kinds)
+    return replace(step, name=f"{graph.name}-training-mirrored", op_kinds=kinds)
+
+
+# ---- the joint graph of forward and backward -------------------------------------------------------------------------
+
+
+def _joint(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], torch.Tensor]
+) -> GraphModule:
+    """What autograd does, traced with tensors that have a type, but no content."""
+    import torch
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx import traceback
+    from torch.utils import _pytree
+
+    class Step(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return loss(self.inner(*args, **kwargs))
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(given: torch.Tensor) -> torch.Tensor:
+        with mode:
+            made = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cpu")
+        return torch.nn.Parameter(made, given.requires_grad) if isinstance(given, torch.nn.Parameter) else made
+
+    held = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
+    step = Step(copy.deepcopy(module, {key: fake(tensor) for key, tensor in held.items()}).train())
+    _tell_modules(step.inner)
+    given_args, given_kwargs = _pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
+    with ExitStack() as stack:
+        stack.enter_context(mode)
+        stack.enter_context(traceback.preserve_node_meta())
+        return aot_export_joint_with_descriptors(stack, step, given_args, given_kwargs, decompositions={}).graph_module
+
+
+def _tell_modules(module: torch.nn.Module) -> None:
+    """While a module runs, nodes that are traced carry its path, as they do when torch exports it."""
+    from torch.fx import traceback
+
+    running = [""]
+
+    def watch(path: str, part: torch.nn.Module) -> None:
+        def enter(*_: Any) -> None:
+            running.append(path)
+            tell()
+
+        def leave(*_: Any) -> None:
+            running.pop()
+            tell()
+
+        part.register_forward_pre_hook(enter)
+        part.register_forward_hook(leave, always_call=True)
+
+    def tell() -> None:
+        traceback.current_meta["nn_module_stack"] = {running[-1]: (running[-1], "")}
+
+    for path, part in module.named_modules():
+        watch(path, part)
+
+
+class _JointReader(FxReader):
+    """Forward and backward as traced, and an update for every gradient of a parameter."""
+
+    def __init__(self, name: str, joint: GraphModule, optimizer: str, colocate: bool) -> None:
+        super().__init__(name)
+        self.joint, self.optimizer, self.colocate = joint, optimizer, colocate
+        self.groups: dict[Hashable, int] = {}  # by what they are about: an op of the forward pass, or a parameter
+
+    def step(self) -> Graph:
+        nodes = list(self.joint.graph.nodes)
+        (output,) = [node for node in nodes if node.op == "output"]
+        results = list(zip(output.meta["desc"], cast("Sequence[Node | None]", output.args[0]), strict=True))
+        changed = {what.mutated_input for what, _ in results if hasattr(what, "mutated_input")}
+        parameters = {
+            node.meta["desc"]: node for node in nodes if node.op == "placeholder" and self._take(node, changed)
+        }
+        self.run(self.joint)
+        for what, node in results:
+            parameter = parameters.get(getattr(what, "grad_of", None))
+            if parameter is not None and node is not None:
+                self._update(parameter, self.values[node])
+        return self.graph()
+
+    def columns(self, node: Node) -> dict[str, Any]:
+        """Autograd numbers the ops that it records; what it does for them in the backward pass has the same number."""
+        columns = {"phase": _BACKWARD} if node.meta.get("partitioner_tag") == "is_backward" else {}
+        if self.colocate and (number := node.meta.get("seq_nr")) is not None:
+            columns["group"] = self._group(number)
+        return columns
+
+    def _take(self, node: Node, changed: set[Any]) -> bool:
+        """Add an input of the joint graph, and say whether it is a parameter."""
+        laid, what = laid_out(node.meta.get("val")), node.meta["desc"]
+        role = type(what).__name__
+        if not isinstance(laid, Laid):
+            self.values[node] = laid
+        elif role == "TangentAOTInput":
+            self.given(node, "loss_gradient", "fill", laid, phase=_BACKWARD)
+        elif role == "ParamAOTInput":
+            path = _path(node)
+            self.given(node, path, "parameter", laid, module=path.rpartition(".")[0], group=self._group_of(node))
+        elif role == "BufferAOTInput":
+            path = _path(node)
+            kind = "state" if what in changed else "parameter"
+            self.given(node, path, kind, laid, module=path.rpartition(".")[0])
+        else:
+            self.given(node, f"input_{getattr(what, 'idx', node.name)}", "input", laid)
+        return role == "ParamAOTInput" and isinstance(laid, Laid)
+
+    def _update(self, parameter: Node, gradient: Value) -> None:
+        """The parameter and its state are written where they are, so that no tensor leaves the update."""
+        path, held = _path(parameter), self.values[parameter]
+        where: dict[str, Any] = {
+            "module": path.rpartition(".")[0],
+            "group": self._group_of(parameter),
+            "phase": _UPDATE,
+        }
+        read = [self.assembly.view(value.tensor, value.type) for value in (held, gradient)]
+        for part in OPTIMIZERS[self.optimizer]:
+            read += self.assembly.op(f"{path}.{part}", "state", [], [held.type], **where)
+        self.assembly.op(f"{path}.{self.optimizer}", self.optimizer, read, [], **where)
+
+    def _group_of(self, parameter: Node) -> int:
+        """Its own or, where ops are colocated and one alone reads it, that op's."""
+        readers = {user.meta.get("seq_nr") for user in _readers(parameter)}
+        return self._group(readers.pop() if self.colocate and len(readers) == 1 else _path(parameter))
+
+    def _group(self, what: Hashable) -> int:
+        return self.groups.setdefault(what, len(self.groups))
+
+
+def _path(node: Node) -> str:
+    return str(node.meta["desc"].target).removeprefix("inner.")
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Who reads a parameter in the forward pass, also through views."""
+    for user in node.users:
+        if user.meta.get("partitioner_tag") == "is_backward" or not hasattr(user.target, "_schema"):
+            continue
+        if views(operator_name(user.target._schema.name)[0]):
+            yield from _readers(user)
+        else:
+            yield user

@@ -64,6 +64,8 @@ def _parsed(path: str | Path, *, keep_data: bool = False) -> Any:
         raise InvalidInput("not an ONNX model: the file is damaged or ends too early") from None
     if not model.ir_version or not model.graph.node:
         raise InvalidInput("not an ONNX model: it holds no graph")
+    if not all(isinstance(text, str) for part in (model.graph, *model.functions) for text in _texts(part)):
+        raise InvalidInput("a text in it is not UTF-8: the file is damaged")
     for tensor in () if keep_data else _constants(model.graph):
         if math.prod(tensor.dims) > _MAX_SETTINGS or len(tensor.raw_data) > 8 * _MAX_SETTINGS:
             for part in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
@@ -80,6 +82,16 @@ def _constants(graph: Any) -> Iterator[Any]:
             yield from attribute.tensors
             for inner in (attribute.g, *attribute.graphs):
                 yield from _constants(inner)
+
+
+def _texts(part: Any) -> Iterator[Any]:
+    """The names in a message and the messages within it; those that are not UTF-8 come as bytes."""
+    for field_, value in part.ListFields():
+        if field_.cpp_type == field_.CPPTYPE_MESSAGE:
+            for inner in value if isinstance(value, Iterable) else (value,):
+                yield from _texts(inner)
+        elif field_.type == field_.TYPE_STRING:
+            yield from (value,) if isinstance(value, (str, bytes)) else value
 
 
 def _inlined(model: Any) -> Any:
@@ -396,7 +408,8 @@ class _Reader:
             for key in made:
                 values.set_known(key, self._types.get(key))
         else:
-            attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
+            plain = {attribute.name: _plain(attribute) for attribute in node.attribute}
+            attributes = {key: value for key, value in plain.items() if value is not None}
             found = _Node(
                 op, inputs, {key: self._known_type(key, where) for key in made}, attributes, values, self._numbers
             )
@@ -404,6 +417,8 @@ class _Reader:
                 self._work(found, name, module)
             except InvalidInput as error:
                 raise InvalidInput(f"{where}: {error}") from None
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                raise InvalidInput(f"{where}: its inputs or attributes are not those of such an op") from None
 
     def _small(self, made: Sequence[str]) -> bool:
         """Shape arithmetic, whose own shapes need not be known."""

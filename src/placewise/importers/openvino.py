@@ -25,6 +25,7 @@ from placewise.quantities import format_bytes
 
 MAX_BYTES = 512 * 1024**2
 _MAX_DEPTH = 64
+_VERSIONS = ("10", "11")
 
 _DTYPES: Final = {
     "fp64": "float64", "fp32": "float32", "f32": "float32", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
@@ -154,8 +155,8 @@ class _Builder:
         self._text = ""
         if len(self._path) > _MAX_DEPTH:
             raise InvalidInput("elements are nested too deep")
-        if len(self._path) == 1 and tag != "net":
-            raise InvalidInput(f"not an OpenVINO model: <net> is expected, found <{tag:.60}>")
+        if len(self._path) == 1 and (tag != "net" or given.get("version") not in _VERSIONS):
+            raise InvalidInput(f'not an OpenVINO model: <net version="11"> is expected, found <{tag:.60}>')
         place = self._path[-3:-1]
         if tag == "layer":
             self._layers.append(_Layer(given["id"], given["name"], given["type"]))
@@ -295,6 +296,9 @@ class _Reader:
                 self._add(layer)
             except InvalidInput as error:
                 raise InvalidInput(f"layer {layer.name:.60} ({layer.type:.60}): {error}") from None
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                what = "its inputs or attributes are not those of such a layer"
+                raise InvalidInput(f"layer {layer.name:.60} ({layer.type:.60}): {what}") from None
         return self._assembly.graph()
 
     def _in_order(self, layers: Mapping[str, _Layer]) -> Iterator[_Layer]:

@@ -14,13 +14,13 @@ import pytest
 from placewise import zoo
 from placewise.errors import InvalidInput
 from placewise.files import bundled_boxes, load_cluster
-from placewise.graph import Graph
+from placewise.graph import PHASES, Graph
 from placewise.importers.assembly import kinds_without_formula
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 
 #: Stored with the weights, but not trained: the statistics of batch norms, positions and their frequencies.
-BUFFERS = ("running_mean", "running_var", "inv_freq", "position_ids", "token_type_ids")
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked", "inv_freq", "position_ids", "token_type_ids")
 
 
 def elements(graph: Graph, kind: str) -> int:
@@ -67,7 +67,9 @@ def test_the_collapsed_view_keeps_work_and_bytes(name: str) -> None:
 def test_all_the_papers_models_are_there() -> None:
     assert {
         "inception-v3", "resnet-50", "resnet-152", "alexnet", "googlenet", "squeezenet", "vgg-19", "nasnet-a", "rnnlm",
-        "nmt-2", "nmt-4", "nmt-8", "gnmt", "bert-base", "gpt-2", "llama-3-8b", "qwen3-30b-a3b",
+        "nmt-2", "nmt-4", "nmt-8", "gnmt", "bert-base", "gpt-2", "llama-3-8b", "qwen3-30b-a3b", "inception-v3-train",
+        "nasnet-a-train", "rnnlm-train", "nmt-2-train", "nmt-4-train", "nmt-8-train", "gnmt-train", "resnet-50-train",
+        "bert-base-train",
     } <= set(zoo.names())  # fmt: skip
     assert sorted(path.name for path in zoo.GRAPHS.iterdir()) == sorted(
         ["index.json", *(f"{name}.json.gz" for name in zoo.names())]
@@ -92,7 +94,7 @@ def test_graphs_are_read_without_torch() -> None:
 # ---- against the code ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["alexnet", "googlenet", "gpt-2", "gpt-2-decode"])
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "gpt-2", "gpt-2-decode", "rnnlm-train"])
 def test_the_code_exports_to_the_bundled_graph(name: str) -> None:
     pytest.importorskip("transformers")
     from placewise.zoo import bundle
@@ -235,6 +237,37 @@ def test_each_token_sees_eight_of_the_experts() -> None:
     products = flops_of_kinds(zoo.load("qwen3-30b-a3b"), "matmul", "grouped_matmul") / 2 / 512
     assert products == 48 * layer + 2048 * 151_936
     assert products + 151_936 * 2048 == pytest.approx(3.3e9, rel=0.02)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.names() if name.endswith("-train")])
+def test_a_training_step_updates_every_parameter(name: str) -> None:
+    graph = zoo.load(name)
+    held = elements(graph, "parameter")
+    weights = [i for i, kind in enumerate(graph.op_kinds) if kind == "parameter"]
+    weights = [i for i in weights if not graph.op_names[i].endswith(BUFFERS)]
+    updates = [i for i, kind in enumerate(graph.op_kinds) if kind == "adam"]
+    assert {PHASES[graph.phase[i]] for i in updates} == {"update"}
+    assert sorted(graph.group[updates]) == sorted(graph.group[weights])  # where the weight is, each its own
+    assert len(set(graph.group[updates].tolist())) == len(weights)
+    assert elements(graph, "state") == 2 * held  # Adam's two moments
+    forward, backward = (graph.flops[graph.phase == phase].sum() for phase in (0, 1))
+    assert backward == pytest.approx(2 * forward, rel=0.06)
+
+
+def test_backward_convolutions_cost_twice_the_forward_ones() -> None:
+    """All but the first, as nobody asks for the gradient of the images."""
+    graph = zoo.load("resnet-50-train")
+    first = 2 * 3 * 7 * 7 * 32 * 64 * 112 * 112
+    assert flops_of_kinds(graph, "conv_backward") == 2 * flops_of_kinds(graph, "conv") - first
+    assert flops_of_kinds(graph, "conv") == flops_of_kinds(zoo.load("resnet-50"), "conv")
+
+
+def test_the_auxiliary_head_is_there_in_training_alone() -> None:
+    assert zoo.facts("inception-v3")["parameters"] == 23_834_568
+    assert zoo.facts("inception-v3-train")["parameters"] == 27_161_264
 
 
 # ---- boxes ---------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ _TRAINING: Final = {
         ("bert-base", _INFERENCE["bert-base"]._replace(code="transformer.bert_base_for_classification"), _LABELS),
     )
 }
-MODELS: Final[dict[str, Model]] = {**_INFERENCE, **_DECODE}
+MODELS: Final[dict[str, Model]] = {**_INFERENCE, **_DECODE, **_TRAINING}
 
 GRAPHS: Final = Path(__file__).parent / "graphs"
 #: Every model knows as many tokens, and every classifier as many classes.

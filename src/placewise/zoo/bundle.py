@@ -9,29 +9,36 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from placewise import zoo
+from placewise.errors import Unsupported
 from placewise.files import save_graph, write_text
 from placewise.graph import Graph
+
+if TYPE_CHECKING:
+    from placewise.zoo.models.transformer import Decoding
 
 
 def export(name: str) -> Graph:
     """The graph of a model, from its code."""
     from placewise.importers.torch_export import from_torch
+    from placewise.importers.training import training_step
     from placewise.importers.transformers import from_transformers
 
     module, args = zoo.module(name)
-    match zoo.MODELS[name].task:
+    task, (first, *_) = zoo.MODELS[name].task, zoo.MODELS[name].inputs
+    match task:
         case "training":
-            from placewise.importers.training import training_step
-
-            return training_step(module, args, name=name)
+            graph = training_step(module, args, name=name)
+            if graph.name != f"{name}-training":
+                raise Unsupported(f"{name}: torch cannot trace its backward pass")
         case "decode":
-            batch, prompt = zoo.MODELS[name].inputs[0]
-            graph = from_transformers(module.model.config, batch=batch, prompt=prompt, decode=True)
-            return replace(graph, name=name, models=(name,))
+            config = cast("Decoding", module).model.config
+            graph = from_transformers(config, batch=first[0], prompt=first[1], decode=True)
         case _:
-            return from_torch(module, args, name=name)
+            graph = from_torch(module, args)
+    return replace(graph, name=name, models=(name,))
 
 
 def facts(name: str, graph: Graph) -> dict[str, float]:

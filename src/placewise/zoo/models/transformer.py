@@ -40,10 +40,10 @@ class Decoding(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
 
     def forward(self, token: Tensor, *cache: Tensor) -> Tensor:
-        past = DynamicCache(config=self.model.config)
+        past: Any = DynamicCache(config=self.model.config)
         for layer, keys, values in zip(past.layers, cache[::2], cache[1::2], strict=True):
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys, values
@@ -51,7 +51,7 @@ class Decoding(nn.Module):
 
     def cache(self, batch: int, tokens: int) -> list[Tensor]:
         """Of so many tokens, with random content."""
-        config: Any = self.model.config
+        config = self.model.config
         heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (batch, heads, tokens, width)

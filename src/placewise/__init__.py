@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
     from placewise.files import load_problem
     from placewise.graph import Graph, GraphBuilder
+    from placewise.importers.torch_export import from_torch
+    from placewise.importers.transformers import from_transformers
     from placewise.planners import planner
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
@@ -32,6 +34,7 @@ _HOME = {
     "InvalidInput": "errors", "NoFeasiblePlan": "errors", "PlacewiseError": "errors", "Unsupported": "errors",
     "load_problem": "files", "Graph": "graph", "GraphBuilder": "graph", "Plan": "plans", "planner": "planners",
     "Execution": "problem", "Problem": "problem",
+    "from_torch": "importers.torch_export", "from_transformers": "importers.transformers",
     "Timeline": "simulator", "evaluate": "simulator", "simulate": "simulator",
 }  # fmt: skip
 __all__ = [
@@ -54,6 +57,8 @@ __all__ = [
     "Unsupported",
     "compare",
     "evaluate",
+    "from_torch",
+    "from_transformers",
     "full_mesh",
     "load_problem",
     "plan",

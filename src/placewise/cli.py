@@ -28,6 +28,7 @@ from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError
 if TYPE_CHECKING:
     from placewise.costs import measure
     from placewise.driver import Budget, Progress
+    from placewise.graph import Graph
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
 
@@ -456,6 +457,41 @@ def planners(
     print(_json({"planners": rows}))
 
 
+@app.command("import")
+def import_model(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A file (.pt2, .onnx, OpenVINO's .xml), or the config.json of a transformers model or its folder.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Where to write the graph; compressed if it ends in .gz.")],
+    name: Annotated[str | None, typer.Option(help="What to call the graph; the file's name by default.")] = None,
+    training: Annotated[
+        Literal["adam", "momentum", "sgd"] | None, typer.Option(help="A whole training step with this optimizer.")
+    ] = None,
+    prompt: Annotated[int | None, typer.Option(help="Tokens that a transformers model reads; 512 by default.")] = None,
+    batch: Annotated[int | None, typer.Option(help="How many prompts or images it reads; 1 by default.")] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="It writes one token after the prompt, which is in its cache.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a model of another program into a graph file."""
+    from placewise import files
+    from placewise.importers.assembly import kinds_without_formula
+    from placewise.report.table import describe_import
+
+    _check_writable(out)
+    graph = files.import_model(model, name=name, training=training, prompt=prompt, batch=batch, decode=decode)
+    if unknown := kinds_without_formula(graph):
+        _say("costed by their bytes alone: " + ", ".join(f"{kind} ({n})" for kind, n in unknown.most_common()))
+    files.save_graph(graph, out)
+    print(_json(_graph_facts(graph) | {"graph": str(out)}) if as_json else describe_import(_graph_facts(graph)))
+    _say(f"wrote {out}")
+
+
 @app.command()
 def profile(
     model: Annotated[
@@ -641,6 +677,24 @@ def _stop(text: str) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     _say(f"interrupted: {text}")
     raise typer.Exit(130)
+
+
+def _graph_facts(graph: "Graph") -> dict[str, Any]:
+    """What there is to say about a graph before it is planned."""
+    from placewise.kinds import TensorType
+
+    held = dict.fromkeys(("parameter", "state"), 0.0)
+    parameters = 0.0
+    for op, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes.tolist(), strict=True):
+        kind = graph.op_kinds[op]
+        if kind in held:
+            held[kind] += size
+        if kind == "parameter":
+            parameters += size / TensorType(graph.op_dtypes[op], ()).bytes
+    return {
+        "model": graph.name, "ops": int((~graph.is_stored).sum()), "parameters": round(parameters),
+        "flops": float(graph.flops.sum()), "bytes": held["parameter"], "state_bytes": held["state"],
+    }  # fmt: skip
 
 
 def _plan_facts(found: "Plan") -> dict[str, Any]:

@@ -62,7 +62,11 @@ _OP_COLUMNS: Final = {
 } | {name: name for name in ("flops", "bytes_accessed", "scratch", "resident", "phase", "model", "group")}
 
 #: Models as other programs write them: the suffix of the file, and the module whose `load` reads it.
-_MODEL_FILES: Final = {".onnx": "placewise.importers.onnx", ".xml": "placewise.importers.openvino"}
+_MODEL_FILES: Final = {
+    ".onnx": "placewise.importers.onnx",
+    ".xml": "placewise.importers.openvino",
+    ".pt2": "placewise.importers.pt2",
+}
 
 
 # ---- whatever the user names as a model ------------------------------------------------------------------------------
@@ -133,6 +137,10 @@ def _load_graph_or_problem(path: Path) -> Graph | Problem:
     """By its suffix, by what the file says it is, or by its keys where it is of a format that does not say."""
     if path.suffix.lower() in _MODEL_FILES:
         return cast(Graph, import_module(_MODEL_FILES[path.suffix.lower()]).load(path))
+    if is_config(path):
+        from placewise.importers.transformers import from_transformers
+
+        return from_transformers(path)
     with _naming(path):
         data = _read_json(path)
         keys = data.keys() if isinstance(data, dict) else set()
@@ -149,6 +157,43 @@ def _load_graph_or_problem(path: Path) -> Graph | Problem:
         return _graph_in(content) if kind == "graph" else _problem_in(content)
 
 
+def import_model(
+    model: str | Path,
+    *,
+    name: str | None = None,
+    training: str | None = None,
+    prompt: int | None = None,
+    batch: int | None = None,
+    decode: bool = False,
+) -> Graph:
+    """The graph of a model that another program has written; `training` is the name of an optimizer.
+
+    Prompt, batch and decode are for the configurations of transformers; other files have their sizes in them.
+    """
+    path = _existing(model, "model", ())
+    sizes = {key: value for key, value in (("prompt", prompt), ("batch", batch)) if value is not None}
+    if is_config(path):
+        from placewise.importers.transformers import from_transformers
+
+        return from_transformers(path, **sizes, decode=decode, training=training, name=name)
+    if sizes or decode:
+        raise InvalidInput(f"{model}: its sizes are in the file; only a transformers model takes prompt, batch, decode")
+    found = _load_graph_or_problem(path)
+    if isinstance(found, Problem):
+        raise InvalidInput(f"{model}: is a whole problem, a model is expected")
+    graph = replace(found, name=name, models=(name,)) if name and len(found.models) == 1 else found
+    if training is None:
+        return graph
+    from placewise.importers.training import mirrored
+
+    return mirrored(graph, training)
+
+
+def is_config(path: Path) -> bool:
+    """Whether this is the configuration of a transformers model, or a folder that should hold one."""
+    return path.is_dir() or path.name == "config.json"
+
+
 def _existing(path: str | Path, what: str, bundled: Sequence[str]) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidInput(f"{path!r:.60}: must be the name of a file or of a bundled {what}")
@@ -156,6 +201,8 @@ def _existing(path: str | Path, what: str, bundled: Sequence[str]) -> Path:
         return Path(path)
     close = difflib.get_close_matches(str(path), bundled, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
+    if not bundled:
+        raise InvalidInput(f"{path}: there is no such file")
     raise InvalidInput(f"{path}: neither a file nor a bundled {what}{hint}; bundled are {', '.join(bundled)}")
 
 

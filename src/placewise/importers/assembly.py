@@ -84,8 +84,12 @@ class Assembly:
 
 
 def kinds_without_formula(graph: Graph) -> Counter[str]:
-    """Kinds of ops that are costed by their bytes alone, because no formula for them is known, and how often."""
-    return Counter(kind for kind in graph.op_kinds if kind not in KINDS)
+    """Kinds of ops that are costed by their bytes alone, because no formula for them is known, and how often.
+
+    A backward op that was mirrored from its forward op has twice that one's cost.
+    """
+    known = KINDS.keys() | {f"{kind}_backward" for kind in KINDS}
+    return Counter(kind for kind in graph.op_kinds if kind not in known)
 
 
 def _arithmetic(op: Op) -> str:

@@ -12,6 +12,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,6 +21,7 @@ from pydantic import Field
 from placewise._schemas import List, validated
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
 from placewise.graph import Graph
+from placewise.importers import naming
 from placewise.importers.aten import Call, Laid, Value
 from placewise.importers.fields import Record
 from placewise.importers.tracing import Recorder, operator_name, written
@@ -88,22 +90,35 @@ class _Program(Record):
     schema_version: _Version
 
 
-def load(path: Path, name: str) -> Graph:
+def load(path: str | Path, name: str | None = None) -> Graph:
     """The graph of a saved program."""
+    with naming(path), _told():
+        module, places = _parsed(Path(path))
+        return _Reader(module, name or Path(path).name.removesuffix(".pt2"), places).read()
+
+
+def _parsed(path: Path) -> tuple[_Module, Mapping[str, str]]:
+    """The program, and where each weight lies."""
+    with zipfile.ZipFile(path) as archive:
+        program = validated(_Program, _json(archive, _program_name(archive.namelist())))
+        places = _places(archive)
+    if program.schema_version.major != _SCHEMA:
+        found = program.schema_version.major
+        raise Unsupported(f"written in version {found} of torch's format; version {_SCHEMA} is read")
+    return program.graph_module, places
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whatever is wrong with a file is the file's fault."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            program = validated(_Program, _json(archive, _program_name(archive.namelist())))
-            places = _places(archive)
-        if program.schema_version.major != _SCHEMA:
-            found = program.schema_version.major
-            raise Unsupported(f"written in version {found} of torch's format; version {_SCHEMA} is read")
-        return _Reader(program.graph_module, name, places).read()
+        yield
     except PlacewiseError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError) as error:
         raise InvalidInput(f"not a .pt2 archive, or a damaged one: {error}") from None
     except (RecursionError, MemoryError):
-        raise InvalidInput("too large or nested too deep for this machine") from None
+        raise
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror or error}") from None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:

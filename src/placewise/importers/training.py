@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
 
 from placewise.errors import InvalidInput, PlacewiseError
 from placewise.graph import PHASES, Graph
@@ -19,6 +21,7 @@ from placewise.importers import require
 from placewise.importers.aten import Laid, Value, views
 from placewise.importers.torch_export import FxReader, export, laid_out, quiet, read
 from placewise.importers.tracing import operator_name
+from placewise.kinds import Op, TensorType
 from placewise.transforms import with_backward
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ def training_step(
     except PlacewiseError:
         raise
     except Exception:  # autograd is traced by an interface of torch that is young, and not every module can be
-        return _mirrored(read(export(module, args, kwargs), called).graph, optimizer)
+        return mirrored(read(export(module, args, kwargs), called).graph, optimizer)
     return _JointReader(f"{called}-training", joint, optimizer, colocate).step()
 
 
@@ -79,10 +82,20 @@ def _found_loss(output: Any) -> torch.Tensor:
     return reduce(torch.add, [part.sum() for part in floats])
 
 
-def _mirrored(graph: Graph, optimizer: str) -> Graph:
-    step = with_backward(graph, optimizer_bytes_per_parameter_byte=float(len(OPTIMIZERS[optimizer])))
+def mirrored(graph: Graph, optimizer: str) -> Graph:
+    """A training step from a forward graph alone: each op gets a backward op of twice its work."""
+    if optimizer not in OPTIMIZERS:
+        raise InvalidInput(f"optimizer: must be one of {', '.join(OPTIMIZERS)}, found {optimizer!r:.60}")
+    kept = len(OPTIMIZERS[optimizer])
+    step = with_backward(graph, optimizer_bytes_per_parameter_byte=float(kept))
     kinds = tuple(optimizer if kind == "update" else kind for kind in step.op_kinds)
-    return replace(step, name=f"{graph.name}-training-mirrored", op_kinds=kinds)
+    flops, moved = step.flops.copy(), step.bytes_accessed.copy()
+    for op in np.flatnonzero(step.phase == _UPDATE).tolist():
+        size = step.resident_bytes[op - graph.num_ops]
+        held = TensorType("int8", (int(size),))  # so many bytes; the work is counted by elements below
+        moved[op] = Op(optimizer, [held] * (2 + kept), []).bytes_accessed
+        flops[op] = Op(optimizer, [held], []).flops / TensorType(step.op_dtypes[op], ()).bytes
+    return replace(step, name=f"{graph.name}-training-mirrored", op_kinds=kinds, flops=flops, bytes_accessed=moved)
 
 
 # ---- the joint graph of forward and backward -------------------------------------------------------------------------
@@ -120,7 +133,21 @@ def _joint(
     with ExitStack() as stack:
         stack.enter_context(mode)
         stack.enter_context(traceback.preserve_node_meta())
+        stack.enter_context(_as_if_exported())
         return aot_export_joint_with_descriptors(stack, step, given_args, given_kwargs, decompositions={}).graph_module
+
+
+@contextmanager
+def _as_if_exported() -> Iterator[None]:
+    """Modules ask torch whether they are exported, and then do not look at what their tensors hold."""
+    from torch import compiler
+
+    before = compiler._is_compiling_flag, compiler._is_exporting_flag
+    compiler._is_compiling_flag = compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag, compiler._is_exporting_flag = before
 
 
 def _tell_modules(module: torch.nn.Module) -> None:

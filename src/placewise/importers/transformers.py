@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
 from placewise.graph import Graph
-from placewise.importers import require
+from placewise.importers import naming, require
 from placewise.importers.torch_export import export, first_line, quiet, read
+from placewise.importers.training import training_step
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -28,30 +29,37 @@ _CACHE = "past_key_values"
 
 
 def from_transformers(
-    model: str | Path | PretrainedConfig, *, batch: int = 1, prompt: int = 512, decode: bool = False
+    model: str | Path | PretrainedConfig,
+    *,
+    batch: int = 1,
+    prompt: int = 512,
+    decode: bool = False,
+    training: str | None = None,
+    name: str | None = None,
 ) -> Graph:
     """The graph of a model: a configuration, its file (config.json), or the directory that holds it.
 
     It is the graph of `batch` prompts of `prompt` tokens each being read or, with `decode`, of one more token being
-    written after them. Models of images see `batch` of them, of the size in the configuration.
+    written after them. With `training` the name of an optimizer, it is a training step on the prompts. Models of images
+    see `batch` of them, of the size in the configuration.
     """
+    if decode and training:
+        raise InvalidInput("a model is trained on whole prompts: decode and training exclude each other")
     for what, count in (("batch", batch), ("prompt", prompt)):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InvalidInput(f"{what}: must be a whole number, 1 or more, found {count!r:.60}")
     require("torch", "transformers")
     require("transformers", "transformers")
-    with _alone():
-        config, name = _config(model)
+    with naming(model) if isinstance(model, (str, Path)) else nullcontext(), _alone():
+        config, usual = _config(model)
         _check(config, prompt + decode)
         built = _built(config)
         if decode:
-            return _decoding(built, f"{name}-decode", batch, prompt)
-        return read(export(built, (), _inputs(built, batch, prompt)), name).graph
-
-
-def is_config(path: Path) -> bool:
-    """Whether this is a directory with a configuration, or the file itself."""
-    return (path / "config.json").is_file() if path.is_dir() else path.name == "config.json"
+            return _decoding(built, name or f"{usual}-decode", batch, prompt)
+        inputs = _inputs(built, batch, prompt)
+        if training:
+            return training_step(built, (), inputs | _labels(built, inputs), optimizer=training, name=name or usual)
+        return read(export(built, (), inputs), name or usual).graph
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -66,22 +74,22 @@ def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str
     file = path / "config.json" if path.is_dir() else path
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise InvalidInput(f"{path}: too large for a configuration")
+            raise InvalidInput("too large for a configuration")
         data = json.loads(file.read_bytes())
     except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise InvalidInput(f"cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path}: not a configuration in JSON: {first_line(error)}") from None
+        raise InvalidInput(f"not a configuration in JSON: {first_line(error)}") from None
     if not isinstance(data, dict) or "model_type" not in data:
-        raise InvalidInput(f'{path}: not a configuration of transformers: it has no "model_type"')
+        raise InvalidInput('not a configuration of transformers: it has no "model_type"')
     if "auto_map" in data:
-        raise Unsupported(f"{path}: its model is code that comes with it, which is not run")
+        raise Unsupported("its model is code that comes with it, which is not run")
     try:
         config = AutoConfig.from_pretrained(str(file), local_files_only=True, trust_remote_code=False)
     except PlacewiseError:
         raise
     except Exception as error:  # whatever a wrong value leads to
-        raise InvalidInput(f"{path}: {first_line(error)}") from None
+        raise InvalidInput(f"{first_line(error)}") from None
     return config, file.absolute().parent.name or str(config.model_type)
 
 
@@ -153,6 +161,14 @@ def _inputs(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, Any]:
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
     return inputs | ({"use_cache": False} if "use_cache" in takes else {})
+
+
+def _labels(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Models of text are trained to say what they read, and then return their loss."""
+    import inspect
+
+    takes = "labels" in inspect.signature(model.forward).parameters and "input_ids" in inputs
+    return {"labels": inputs["input_ids"]} if takes else {}
 
 
 def _decoding(model: PreTrainedModel, name: str, batch: int, prompt: int) -> Graph:

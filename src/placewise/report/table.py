@@ -338,6 +338,15 @@ def describe_zoo(models: Sequence[Mapping[str, Any]], boxes: Sequence[Cluster]) 
     ])  # fmt: skip
 
 
+def describe_import(facts: Mapping[str, Any]) -> str:
+    """What `placewise import` prints."""
+    state = f", {format_bytes(facts['state_bytes'])} of state" if facts["state_bytes"] else ""
+    return wrapped(
+        f"{facts['model']}: {facts['ops']:,} ops, {_count(facts['parameters'])} parameters, "
+        f"{_count(facts['flops'])}FLOP, {format_bytes(facts['bytes'])} of weights{state}."
+    )
+
+
 def _equal_devices(box: Cluster) -> list[str]:
     """Each device with its memory; those that follow each other with the same memory as one."""
     runs = [list(run) for _, run in groupby(box.devices, lambda device: (device.kind, device.memory))]

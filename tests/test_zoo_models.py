@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
+from placewise import zoo  # noqa: E402
 from placewise.zoo.models import (  # noqa: E402
     alexnet,
     gnmt,
@@ -223,3 +226,19 @@ def test_a_token_is_written_as_if_all_were_read() -> None:
         cache = [part for layer in layers for part in (layer.keys, layer.values)]
         for _ in range(2):  # the cache that is handed in stays what it is
             torch.testing.assert_close(writer(tokens[:, 5:], *cache)[:, 0], writer.model(tokens).logits[:, 5])
+
+
+# ---- docs ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_docs_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs/zoo.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    exec(code, {})
+    stored = 161 + 2 * 53  # weights, and what each batch norm keeps
+    assert f"'resnet-50-of-one': {stored + 175} ops" in capsys.readouterr().out
+
+
+def test_the_docs_name_every_model() -> None:
+    page = (Path(__file__).parents[1] / "docs/zoo.md").read_text()
+    assert {name for name in zoo.names() if f"`{name.removesuffix('-train')}`" not in page} == set()

@@ -70,6 +70,7 @@ _TRAINING: Final = {
     for name, model, labels in (
         ("inception-v3", _INFERENCE["inception-v3"]._replace(code="inception.inception_v3_for_training"), _LABELS),
         ("resnet-50", _INFERENCE["resnet-50"], _LABELS),
+        ("resnet-152", _INFERENCE["resnet-152"], _LABELS),
         ("nasnet-a", _INFERENCE["nasnet-a"], _LABELS),
         ("rnnlm", _INFERENCE["rnnlm"], _WORDS),
         ("nmt-2", _INFERENCE["nmt-2"], _SENTENCES),

@@ -102,6 +102,11 @@ def translate(call: Call) -> Work | Value:
     return Work(work.kind, work.inputs, {**work.attributes, "strided": strided})
 
 
+def known(operator: str) -> bool:
+    """Whether it is in these tables. Such operators compute, and do nothing else."""
+    return operator in _SAME_ELEMENTS or operator in _MAY_COPY or operator in _RULES or operator in _KIND_OF
+
+
 def views(operator: str) -> bool:
     """Whether the operator's result may lie in the memory of its first argument."""
     return operator in _SAME_ELEMENTS or operator in _MAY_COPY or _KIND_OF.get(operator) == "view"

@@ -11,22 +11,27 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
 from placewise._schemas import List, validated
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
 from placewise.graph import Graph
-from placewise.importers import naming
-from placewise.importers.aten import Call, Laid, Value
+from placewise.importers import naming, require
+from placewise.importers.aten import Call, Laid, Value, known
 from placewise.importers.fields import Record
 from placewise.importers.tracing import Recorder, operator_name, written
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.fx import GraphModule
 
 #: What the program's JSON may hold; that of a 70B model has 20 MB. Each value takes up to a hundred bytes once read.
 MAX_BYTES = 256 * 1024**2
@@ -274,6 +279,83 @@ class _Reader(Recorder):
             raise InvalidInput(f"tensor {name:.60}: has {len(shape)} sizes, but {len(strides)} strides")
         return Laid(TensorType(_DTYPES[held.dtype], shape), strides)
 
+
+# ---- to run it -------------------------------------------------------------------------------------------------------
+
+
+def as_module(path: str | Path) -> tuple[GraphModule, tuple[Tensor, ...]]:
+    """The program as a module that torch can run, and arguments for it, all with content that nobody chose.
+
+    Of what the file names, only operators of ATen that compute are called.
+    """
+    require("torch", "torch")
+    with naming(path), _told():
+        return _Rebuilder(_parsed(Path(path))[0]).rebuilt()
+
+
+class _Rebuilder(_Reader):
+    """Turns calls into nodes of torch's own graphs. Tensors are found under their names."""
+
+    def __init__(self, module: _Module) -> None:
+        import torch
+
+        super().__init__(module, "", {})
+        self.root, self.traced = torch.nn.Module(), torch.fx.Graph()
+        self.arguments: list[Tensor] = []
+
+    def rebuilt(self) -> tuple[GraphModule, tuple[Tensor, ...]]:
+        import torch
+
+        graph = self.module.graph
+        self._inputs(graph)
+        for node in graph.nodes:
+            self._rebuild(graph, node)
+        self.traced.output([self.values[name] for output in graph.outputs for name in _names(output)])
+        return torch.fx.GraphModule(self.root, self.traced), tuple(self.arguments)
+
+    def given(self, key: Hashable, name: str, kind: str, held: Laid, *, module: str = "", **columns: Any) -> Any:
+        import torch
+
+        dtype = getattr(torch, held.type.dtype)
+        made = torch.empty_strided(held.type.shape, held.strides, dtype=dtype)  # takes no memory until it is written to
+        if kind == "input":
+            self.arguments.append(made)
+            self.values[key] = self.traced.placeholder(f"input_{len(self.arguments)}")
+        else:
+            held_as = f"held_{len(self.values)}"
+            self.root.register_buffer(held_as, made)
+            self.values[key] = self.traced.get_attr(held_as)
+        return self.values[key]
+
+    def keep(self, key: Hashable, value: Any) -> None:
+        self.values[key] = value
+
+    def empty(self, key: Hashable, held: Laid) -> None:
+        self.given(key, str(key), "parameter", held)
+
+    def _rebuild(self, graph: _Graph, node: _Node) -> None:
+        import torch
+
+        names = [entry for output in node.outputs for entry in _entries(output)]
+        if not any(names):
+            return
+        space, _, rest = node.target.removeprefix("torch.ops.").partition(".")
+        operator, _, overload = rest.partition(".")
+        if space != "aten" or not known(operator_name(operator)[0]):
+            raise Unsupported(f"{node.target:.60}: only operators of ATen that are known to compute are run")
+        function = getattr(getattr(torch.ops.aten, operator), overload)
+        given = {argument.name: self._resolved(graph, argument.arg, "") for argument in node.inputs}
+        for argument in node.inputs:
+            if "as_scalar_type" in argument.arg:
+                given[argument.name] = getattr(torch, _DTYPES[argument.arg["as_scalar_type"]])
+        called = self.traced.call_function(function, kwargs={k: v for k, v in given.items() if v is not None})
+        several = len(names) > 1 or "as_tensors" in node.outputs[0]
+        for i, name in enumerate(names):
+            if name is not None:
+                self.values[name] = self.traced.call_function(getitem, (called, i)) if several else called
+
+
+# ---- unions ----------------------------------------------------------------------------------------------------------
 
 _PATHS: Final = ("parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name")
 

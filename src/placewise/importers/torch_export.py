@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
@@ -75,6 +76,13 @@ def export(
     except Exception as error:
         raise Unsupported(f"torch cannot export {type(module).__name__}: {first_line(error)}") from error
     return program
+
+
+def load_program(path: str | Path) -> ExportedProgram:
+    """A saved program, to be run with weights of any content: none of the file's own are read (see `pt2`)."""
+    from placewise.importers import pt2
+
+    return export(*pt2.as_module(path))
 
 
 def read(program: ExportedProgram, name: str, *, state: Sequence[str] = ()) -> Reading:

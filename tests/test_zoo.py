@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from placewise import zoo
+from placewise import cli, zoo
 from placewise.errors import InvalidInput
 from placewise.files import bundled_boxes, load_cluster
 from placewise.graph import PHASES, Graph
@@ -89,6 +89,13 @@ def test_wrong_requests_are_explained() -> None:
 def test_graphs_are_read_without_torch() -> None:
     code = "import sys; from placewise import zoo; zoo.load('gpt-2'); print({'torch', 'transformers'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"set()\n"
+
+
+def test_listing_reads_no_graph(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("placewise.files.load_graph", None)
+    with pytest.raises(SystemExit):
+        cli.app(["zoo"])
+    assert "| gnmt-train           | 19," in capsys.readouterr().out
 
 
 # ---- against the code ------------------------------------------------------------------------------------------------

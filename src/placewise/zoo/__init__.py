@@ -57,30 +57,37 @@ _INFERENCE: Final = {
     "llama-3-8b": Model("language model; reads 512 tokens, bfloat16", "transformer.llama_3_8b", (_PROMPT,)),
     "qwen3-30b-a3b": Model("mixture of experts; reads 512 tokens, bfloat16", "transformer.qwen3_30b_a3b", (_PROMPT,)),
 }
-_DECODE: Final = {
-    f"{name}-decode": _INFERENCE[name]._replace(
-        summary=_INFERENCE[name].summary.replace("reads 512 tokens", "writes a token after 512"), task="decode"
+
+
+def _writing(name: str) -> Model:
+    reading = _INFERENCE[name]
+    return reading._replace(
+        summary=reading.summary.replace("reads 512 tokens", "writes a token after 512"), task="decode"
     )
-    for name in ("gpt-2", "llama-3-8b", "qwen3-30b-a3b")
+
+
+def _training(name: str, labels: tuple[int, ...], code: str | None = None) -> Model:
+    model = _INFERENCE[name]
+    sizes = model.summary.partition("; ")[2]
+    return Model(f"training step; {sizes}", code or model.code, (*model.inputs, labels), "training")
+
+
+MODELS: Final[dict[str, Model]] = {
+    **_INFERENCE,
+    "gpt-2-decode": _writing("gpt-2"),
+    "llama-3-8b-decode": _writing("llama-3-8b"),
+    "qwen3-30b-a3b-decode": _writing("qwen3-30b-a3b"),
+    "inception-v3-train": _training("inception-v3", _LABELS, "inception.inception_v3_for_training"),
+    "resnet-50-train": _training("resnet-50", _LABELS),
+    "resnet-152-train": _training("resnet-152", _LABELS),
+    "nasnet-a-train": _training("nasnet-a", _LABELS),
+    "rnnlm-train": _training("rnnlm", _WORDS),
+    "nmt-2-train": _training("nmt-2", _SENTENCES),
+    "nmt-4-train": _training("nmt-4", _SENTENCES),
+    "nmt-8-train": _training("nmt-8", _SENTENCES),
+    "gnmt-train": _training("gnmt", _SENTENCES),
+    "bert-base-train": _training("bert-base", _LABELS, "transformer.bert_base_for_classification"),
 }
-_TRAINING: Final = {
-    f"{name}-train": model._replace(
-        summary=f"training step; {model.summary.partition('; ')[2]}", inputs=(*model.inputs, labels), task="training"
-    )
-    for name, model, labels in (
-        ("inception-v3", _INFERENCE["inception-v3"]._replace(code="inception.inception_v3_for_training"), _LABELS),
-        ("resnet-50", _INFERENCE["resnet-50"], _LABELS),
-        ("resnet-152", _INFERENCE["resnet-152"], _LABELS),
-        ("nasnet-a", _INFERENCE["nasnet-a"], _LABELS),
-        ("rnnlm", _INFERENCE["rnnlm"], _WORDS),
-        ("nmt-2", _INFERENCE["nmt-2"], _SENTENCES),
-        ("nmt-4", _INFERENCE["nmt-4"], _SENTENCES),
-        ("nmt-8", _INFERENCE["nmt-8"], _SENTENCES),
-        ("gnmt", _INFERENCE["gnmt"], _SENTENCES),
-        ("bert-base", _INFERENCE["bert-base"]._replace(code="transformer.bert_base_for_classification"), _LABELS),
-    )
-}
-MODELS: Final[dict[str, Model]] = {**_INFERENCE, **_DECODE, **_TRAINING}
 
 GRAPHS: Final = Path(__file__).parent / "graphs"
 #: Every model knows as many tokens, and every classifier as many classes.
@@ -146,6 +153,6 @@ def _index() -> dict[str, dict[str, float]]:
 
 
 def _entry(name: str) -> Model:
-    if name not in MODELS:
+    if name not in names():
         raise InvalidInput(f"there is no model {name!r:.60} in the zoo; it has {', '.join(MODELS)}")
     return MODELS[name]

@@ -8,16 +8,18 @@ from __future__ import annotations
 import ast
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from placewise.errors import InvalidInput, listed
+from placewise.errors import InvalidInput, Unsupported, listed
 from placewise.graph import Graph
 from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
-from placewise.importers.values import SAME, SMALL, Values, check_dims, need_dims
+from placewise.importers.values import SAME, SMALL, Values, check_dims, einsum, need_dims, own_kind
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 
@@ -103,7 +105,7 @@ def _inlined(model: Any) -> Any:
 
     def size(key: tuple[str, str], within: tuple[tuple[str, str], ...]) -> int:
         if key in within or len(within) > 100:
-            raise InvalidInput(f"the function {key[1]!r:.60} calls itself")
+            raise InvalidInput(f"the function {key[1]!r:.60} calls itself, or functions are nested too deep")
         if key not in sizes:
             calls = [(node.domain, node.op_type) for node in functions[key].node]
             sizes[key] = sum(size(call, (*within, key)) if call in functions else 1 for call in calls)
@@ -212,7 +214,6 @@ class _Dims:
 
 def _inferred(model: Any, dims: _Dims) -> dict[str, TensorType]:
     """The types of all values, as far as they can be known without running anything."""
-    shape_inference = require("onnx.shape_inference", "onnx")
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
     if missing := [name for value in graph.input if value.name not in stored for name in dims.fill(value)]:
@@ -227,10 +228,7 @@ def _inferred(model: Any, dims: _Dims) -> dict[str, TensorType]:
     sketch.CopyFrom(model)
     _stand_in(sketch.graph)
     for _ in range(len(dims.given) + 1):
-        try:
-            sketch = shape_inference.infer_shapes(sketch, data_prop=True)
-        except Exception as error:
-            raise InvalidInput(f"its shapes cannot be inferred: {_brief(error)}") from None
+        sketch = _with_shapes(sketch)
         before = len(dims.names)
         for value in (*sketch.graph.value_info, *sketch.graph.output):
             dims.fill(value)
@@ -238,6 +236,40 @@ def _inferred(model: Any, dims: _Dims) -> dict[str, TensorType]:
             break
     values = (*sketch.graph.input, *sketch.graph.value_info, *sketch.graph.output)
     return {value.name: found for value in values if (found := _type_of(value)) is not None}
+
+
+def _with_shapes(model: Any) -> Any:
+    """By ONNX itself, in a process of its own: sizes that a file claims can make it use all memory and never end."""
+    code = _INFER.format(memory=_INFERENCE_BYTES)
+    try:
+        child = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            input=model.SerializeToString(),
+            capture_output=True,
+            timeout=_INFERENCE_SECONDS,
+            check=True,
+        )
+        return type(model).FromString(child.stdout)
+    except subprocess.TimeoutExpired:
+        raise InvalidInput(f"its shapes cannot be inferred within {_INFERENCE_SECONDS} s") from None
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.decode(errors="replace").strip().splitlines() or ["the library crashed"])[-1]
+        raise InvalidInput(f"its shapes cannot be inferred: {last:.200}") from None
+
+
+_INFERENCE_BYTES = 4 * 1024**3
+_INFERENCE_SECONDS = 120
+_INFER: Final = """
+import sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
+except (ImportError, ValueError, OSError):
+    pass  # not on this system
+from onnx import shape_inference
+found = shape_inference.infer_shapes(sys.stdin.buffer.read(), data_prop=True)
+sys.stdout.buffer.write(found.SerializeToString())
+"""
 
 
 def _type_of(value: Any) -> TensorType | None:
@@ -415,8 +447,8 @@ class _Reader:
             )
             try:
                 self._work(found, name, module)
-            except InvalidInput as error:
-                raise InvalidInput(f"{where}: {error}") from None
+            except (InvalidInput, Unsupported) as error:
+                raise type(error)(f"{where}: {error}") from None
             except (ArithmeticError, LookupError, TypeError, ValueError):
                 raise InvalidInput(f"{where}: its inputs or attributes are not those of such an op") from None
 
@@ -441,7 +473,7 @@ class _Reader:
         if node.op == "com.microsoft.Attention":
             self._attention_with_weights(node, name, module)
             return
-        work = _KINDS[node.op](node) if node.op in _KINDS else _Work(f"onnx.{node.op}")
+        work = _KINDS[node.op](node) if node.op in _KINDS else _Work(own_kind("onnx", node.op))
         inputs = [key for key in (node.inputs if work.inputs is None else work.inputs) if key]
         outputs = dict(list(node.outputs.items())[:1]) if work.kind == SAME else node.outputs
         for key in node.outputs.keys() - outputs.keys():  # the mask of a dropout that drops nothing
@@ -629,17 +661,14 @@ def _quantized(kind: str) -> Callable[[_Node], _Work]:
 
 
 def _einsum(node: _Node) -> _Work:
-    """Two factors are a product, whose inner size is that of the indices that the result lacks."""
-    equation = str(node.attributes.get("equation", "")).replace(" ", "")
-    factors, _, result = equation.partition("->")
-    terms = factors.split(",")
-    if len(terms) != len(node.inputs) or "." in equation or not all(part.isalpha() or not part for part in terms):
-        return _Work("onnx.Einsum")
-    sizes = {index: size for i, term in enumerate(terms) for index, size in zip(term, node.shape(i), strict=True)}
-    inner = math.prod(size for index, size in sizes.items() if index not in result)
-    if len(terms) == 2:
-        return _Work("matmul", {"equation": equation, "k": inner})
-    return _Work("onnx.Einsum" if len(terms) > 2 else "reduce" if inner > 1 else SAME, {"equation": equation})
+    equation = str(node.attributes.get("equation", ""))
+    product = einsum(equation, [node.shape(i) for i in range(len(node.inputs))])
+    if product is not None:
+        return _Work("matmul", product)
+    if len(node.inputs) > 1:
+        return _Work(own_kind("onnx", node.op))
+    made = next(iter(node.outputs.values()))
+    return _Work(SAME if made.elements == math.prod(node.shape(0)) else "reduce", {"equation": equation})
 
 
 def _conv(node: _Node, kind: str = "conv") -> _Work:
@@ -688,7 +717,7 @@ def _recurrent(kind: str) -> Callable[[_Node], _Work]:
 def _attention(node: _Node) -> _Work:
     """inputs: q, k, v, each [batch, heads, steps, width] or [batch, steps, heads * width]; keys may be cached ones."""
     if not all(node.has(i) for i in range(3)) or any(len(node.shape(i)) not in (3, 4) for i in range(3)):
-        return _Work(f"onnx.{node.op}")  # packed in another way
+        return _Work(own_kind("onnx", node.op))  # packed in another way
     given = node.attributes
     heads = given.get("q_num_heads") or given.get("num_heads") or 1
     fewer = given.get("kv_num_heads") or heads
@@ -776,7 +805,7 @@ _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
     **dict.fromkeys(("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"), _attention),
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), _pool("max_pool")),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LpPool"), _pool("avg_pool")),
-    **dict.fromkeys(("Conv", "ConvInteger", "com.microsoft.FusedConv"), _conv),
+    **dict.fromkeys(("Conv", "ConvInteger", "DeformConv", "com.microsoft.FusedConv"), _conv),
     "LogSoftmax": _along("log_softmax"),
     "Concat": _along("concat"),
     "CumSum": _plainly("cumsum"),

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 from xml.parsers import expat
 
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, Unsupported
 from placewise.graph import Graph
 from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
-from placewise.importers.values import SAME, SMALL, Values, check_dims, need_dims
+from placewise.importers.values import SAME, SMALL, Values, check_dims, einsum, need_dims, own_kind
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 
@@ -294,8 +294,8 @@ class _Reader:
         for layer in self._in_order(layers):
             try:
                 self._add(layer)
-            except InvalidInput as error:
-                raise InvalidInput(f"layer {layer.name:.60} ({layer.type:.60}): {error}") from None
+            except (InvalidInput, Unsupported) as error:
+                raise type(error)(f"layer {layer.name:.60} ({layer.type:.60}): {error}") from None
             except (ArithmeticError, LookupError, TypeError, ValueError):
                 what = "its inputs or attributes are not those of such a layer"
                 raise InvalidInput(f"layer {layer.name:.60} ({layer.type:.60}): {what}") from None
@@ -356,7 +356,7 @@ class _Reader:
         if any(size < 0 for made in outputs.values() for size in made.shape):
             raise InvalidInput("the shape of its output depends on data")
         node = _Node(layer, inputs, outputs, values)
-        work = _KINDS[layer.type](node) if layer.type in _KINDS else _Work(f"openvino.{layer.type}")
+        work = _KINDS[layer.type](node) if layer.type in _KINDS else _Work(own_kind("openvino", layer.type))
         values.op(
             layer.name,
             work.kind,
@@ -489,15 +489,8 @@ def _gather(node: _Node) -> _Work:
 
 
 def _einsum(node: _Node) -> _Work:
-    """Two factors are a product, whose inner size is that of the indices that the result lacks."""
-    equation = node.layer.data.get("equation", "").replace(" ", "")
-    factors, _, result = equation.partition("->")
-    terms = factors.split(",")
-    if len(terms) != 2 or "." in equation or any(len(t) != len(node.type(i).shape) for i, t in enumerate(terms)):
-        return _Work("openvino.Einsum")
-    sizes = {index: size for i, term in enumerate(terms) for index, size in zip(term, node.type(i).shape, strict=True)}
-    inner = math.prod(size for index, size in sizes.items() if index not in result)
-    return _Work("matmul", {"equation": equation, "k": inner})
+    product = einsum(node.layer.data.get("equation", ""), [node.type(i).shape for i in range(len(node.inputs))])
+    return _Work(own_kind("openvino", "Einsum")) if product is None else _Work("matmul", product)
 
 
 def _reduce(node: _Node) -> _Work:

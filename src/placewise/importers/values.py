@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from placewise.errors import InvalidInput, listed
+from placewise.errors import InvalidInput, Unsupported, listed
 from placewise.graph import Tensor
 from placewise.importers.assembly import Assembly
 from placewise.kinds import TensorType, family
@@ -145,6 +147,34 @@ def _checked(type: TensorType, where: str) -> None:
         raise InvalidInput(f"{where}: a size is negative: {type!s:.100}")
     if type.elements > LARGEST / 16:
         raise InvalidInput(f"{where}: too large: {type!s:.100}")
+
+
+def own_kind(framework: str, op: str) -> str:
+    """The kind of an op that has no formula here: it is costed by its bytes, which is a grave mistake for some."""
+    if _COMPUTES_MUCH.search(op):
+        raise Unsupported(f"how much a {op:.60} of this form computes is not known; please report it")
+    return f"{framework}.{op}"
+
+
+_COMPUTES_MUCH: Final = re.compile(r"MatMul|Gemm|Conv(?!ert)|Attention|LSTM|GRU|RNN|Einsum|MoE")
+
+
+def einsum(equation: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any] | None:
+    """The attributes of an Einsum of two factors as a product: its inner size is that of the letters that the result
+    lacks. None if there are more factors, or fewer.
+    """
+    factors, _, result = equation.replace(" ", "").partition("->")
+    terms = factors.split(",")
+    if len(terms) != 2 or len(shapes) != 2:
+        return None
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        front, dots, back = term.partition("...")
+        if len(front) + len(back) > len(shape) or (not dots and len(term) != len(shape)):
+            raise InvalidInput(f"{equation!r:.60} does not fit its inputs")
+        sizes |= dict(zip(front, shape, strict=False)) | dict(zip(reversed(back), reversed(shape), strict=False))
+    inner = math.prod(size for letter, size in sizes.items() if letter not in result)
+    return {"equation": equation, "k": inner}
 
 
 def check_dims(dims: Mapping[str, int]) -> None:

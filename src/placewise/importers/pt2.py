@@ -196,7 +196,7 @@ class _Reader(Recorder):
             if role == "user_input":
                 self.given(name, name, "input", laid)
                 continue
-            path = next(str(content[key]) for key in _PATHS if key in content)
+            path = str(content[_PATHS[role]])
             if role == "buffer" and name not in used:
                 continue  # the module has it, but the work does not need it
             if role == "tensor_constant" and not laid.type.elements:
@@ -357,7 +357,11 @@ class _Rebuilder(_Reader):
 
 # ---- unions ----------------------------------------------------------------------------------------------------------
 
-_PATHS: Final = ("parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name")
+#: Under which name each role has its path.
+_PATHS: Final = {
+    "parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name",
+    "custom_obj": "custom_obj_name",
+}  # fmt: skip
 
 
 def _size(argument: _Union) -> int:

@@ -62,7 +62,7 @@ def training_step(
         raise
     except Exception:  # autograd is traced by an interface of torch that is young, and not every module can be
         return mirrored(read(export(module, args, kwargs), called).graph, optimizer)
-    return _JointReader(f"{called}-training", joint, optimizer, colocate).step()
+    return _JointReader(f"{called}-training", joint, _first_names(module), optimizer, colocate).step()
 
 
 def _found_loss(output: Any) -> torch.Tensor:
@@ -96,6 +96,12 @@ def mirrored(graph: Graph, optimizer: str) -> Graph:
         moved[op] = Op(optimizer, [held] * (2 + kept), []).bytes_accessed
         flops[op] = Op(optimizer, [held], []).flops / TensorType(step.op_dtypes[op], ()).bytes
     return replace(step, name=f"{graph.name}-training-mirrored", op_kinds=kinds, flops=flops, bytes_accessed=moved)
+
+
+def _first_names(module: torch.nn.Module) -> dict[str, str]:
+    """The path of each parameter: the first that it has, where it is tied to others."""
+    first: dict[int, str] = {}
+    return {path: first.setdefault(id(held), path) for path, held in module.named_parameters(remove_duplicate=False)}
 
 
 # ---- the joint graph of forward and backward -------------------------------------------------------------------------
@@ -178,24 +184,31 @@ def _tell_modules(module: torch.nn.Module) -> None:
 class _JointReader(FxReader):
     """Forward and backward as traced, and an update for every gradient of a parameter."""
 
-    def __init__(self, name: str, joint: GraphModule, optimizer: str, colocate: bool) -> None:
+    def __init__(
+        self, name: str, joint: GraphModule, first_names: Mapping[str, str], optimizer: str, colocate: bool
+    ) -> None:
         super().__init__(name)
-        self.joint, self.optimizer, self.colocate = joint, optimizer, colocate
+        self.joint, self.first_names, self.optimizer, self.colocate = joint, first_names, optimizer, colocate
         self.groups: dict[Hashable, int] = {}  # by what they are about: an op of the forward pass, or a parameter
+        self.parameters: dict[str, list[Node]] = {}  # by path; several nodes where it is tied
 
     def step(self) -> Graph:
         nodes = list(self.joint.graph.nodes)
+        given = [node for node in nodes if node.op == "placeholder"]
         (output,) = [node for node in nodes if node.op == "output"]
         results = list(zip(output.meta["desc"], cast("Sequence[Node | None]", output.args[0]), strict=True))
+        for node in given:
+            if type(node.meta["desc"]).__name__ == "ParamAOTInput":
+                self.parameters.setdefault(self._path(node), []).append(node)
         changed = {what.mutated_input for what, _ in results if hasattr(what, "mutated_input")}
-        parameters = {
-            node.meta["desc"]: node for node in nodes if node.op == "placeholder" and self._take(node, changed)
-        }
+        for node in given:
+            self._take(node, changed)
         self.run(self.joint)
-        for what, node in results:
-            parameter = parameters.get(getattr(what, "grad_of", None))
-            if parameter is not None and node is not None:
-                self._update(parameter, self.values[node])
+        made = {what.grad_of: self.values[node] for what, node in results if hasattr(what, "grad_of") and node}
+        for path, parameter in self.parameters.items():
+            gradients = [made[node.meta["desc"]] for node in parameter if node.meta["desc"] in made]
+            if gradients:
+                self._update(path, gradients)
         return self.graph()
 
     def columns(self, node: Node) -> dict[str, Any]:
@@ -205,49 +218,48 @@ class _JointReader(FxReader):
             columns["group"] = self._group(number)
         return columns
 
-    def _take(self, node: Node, changed: set[Any]) -> bool:
-        """Add an input of the joint graph, and say whether it is a parameter."""
+    def _take(self, node: Node, changed: set[Any]) -> None:
+        """Add an input of the joint graph."""
         laid, what = laid_out(node.meta.get("val")), node.meta["desc"]
         role = type(what).__name__
         if not isinstance(laid, Laid):
             self.values[node] = laid
         elif role == "TangentAOTInput":
             self.given(node, "loss_gradient", "fill", laid, phase=_BACKWARD)
-        elif role == "ParamAOTInput":
-            path = _path(node)
-            self.given(node, path, "parameter", laid, module=path.rpartition(".")[0], group=self._group_of(node))
-        elif role == "BufferAOTInput":
-            path = _path(node)
+        elif role in ("ParamAOTInput", "BufferAOTInput"):
+            path = self._path(node)
+            if role == "ParamAOTInput" and node is not self.parameters[path][0]:
+                self.keep(node, self.values[self.parameters[path][0]])
+                return
+            group = self._group_of(path) if role == "ParamAOTInput" else -1
             kind = "state" if what in changed else "parameter"
-            self.given(node, path, kind, laid, module=path.rpartition(".")[0])
+            self.given(node, path, kind, laid, module=path.rpartition(".")[0], group=group)
         else:
             self.given(node, f"input_{getattr(what, 'idx', node.name)}", "input", laid)
-        return role == "ParamAOTInput" and isinstance(laid, Laid)
 
-    def _update(self, parameter: Node, gradient: Value) -> None:
+    def _update(self, path: str, gradients: list[Value]) -> None:
         """The parameter and its state are written where they are, so that no tensor leaves the update."""
-        path, held = _path(parameter), self.values[parameter]
-        where: dict[str, Any] = {
-            "module": path.rpartition(".")[0],
-            "group": self._group_of(parameter),
-            "phase": _UPDATE,
-        }
-        read = [self.assembly.view(value.tensor, value.type) for value in (held, gradient)]
+        held: Value = self.values[self.parameters[path][0]]
+        where: dict[str, Any] = {"module": path.rpartition(".")[0], "group": self._group_of(path), "phase": _UPDATE}
+        total, *rest = [self.assembly.view(value.tensor, value.type) for value in gradients]
+        for gradient in rest:
+            (total,) = self.assembly.op(f"{path}.add", "add", [total, gradient], [held.type], **where)
+        read = [self.assembly.view(held.tensor, held.type), total]
         for part in OPTIMIZERS[self.optimizer]:
             read += self.assembly.op(f"{path}.{part}", "state", [], [held.type], **where)
         self.assembly.op(f"{path}.{self.optimizer}", self.optimizer, read, [], **where)
 
-    def _group_of(self, parameter: Node) -> int:
-        """Its own or, where ops are colocated and one alone reads it, that op's."""
-        readers = {user.meta.get("seq_nr") for user in _readers(parameter)}
-        return self._group(readers.pop() if self.colocate and len(readers) == 1 else _path(parameter))
+    def _path(self, node: Node) -> str:
+        path = str(node.meta["desc"].target).removeprefix("inner.")
+        return self.first_names.get(path, path)
+
+    def _group_of(self, path: str) -> int:
+        """Its own or, where ops are colocated and one alone reads the parameter, that op's."""
+        readers = {user.meta.get("seq_nr") for node in self.parameters[path] for user in _readers(node)}
+        return self._group(readers.pop() if self.colocate and len(readers) == 1 else path)
 
     def _group(self, what: Hashable) -> int:
         return self.groups.setdefault(what, len(self.groups))
-
-
-def _path(node: Node) -> str:
-    return str(node.meta["desc"].target).removeprefix("inner.")
 
 
 def _readers(node: Node) -> Iterator[Node]:

@@ -185,11 +185,11 @@ class FakeTarget:
 def test_identical_ops_are_measured_once_and_the_whole_beside_them(tmp_path):
     target, seen = FakeTarget(("a", "bb", "bb'")), []
     found = measure.profile(target, folder=tmp_path, on_progress=seen.append)
-    assert target.asked == [{"a", "bb"}]
+    assert target.asked == [{"a", "bb"}] * 2
     assert {signature: time.seconds for signature, time in found.ops.items()} == {"a": 1.0, "bb": 2.0}
     assert found.models == {"net": ModelTime(10.0, 0.0, 5.0)}
     assert found.name == "some-cpu-r-2.00ghz-2-cores-torch-2.13.0-cpu"
-    assert [(now.done, now.wanted) for now in seen] == [(1, 2), (2, 2)]
+    assert [(now.done, now.wanted) for now in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     facts = measure.summary(target.graph, found)
     assert (facts["ops"], facts["wanted"], facts["measured"], facts["sum_of_ops"]) == (3, 2, 2, 5.0)
 
@@ -198,7 +198,7 @@ def test_models_share_what_was_measured(tmp_path):
     measure.profile(FakeTarget(("a", "bb")), folder=tmp_path)
     target = FakeTarget(("bb", "ccc"))
     found = measure.profile(target, folder=tmp_path)
-    assert target.asked == [{"ccc"}]
+    assert target.asked == [{"ccc"}] * 2
     assert found.ops.keys() == {"a", "bb", "ccc"}
 
 
@@ -207,7 +207,28 @@ def test_what_was_measured_before_an_interruption_is_kept(tmp_path):
         measure.profile(FakeTarget(fails_at="bb"), folder=tmp_path)
     target = FakeTarget()
     assert measure.profile(target, folder=tmp_path).ops.keys() == {"a", "bb", "ccc"}
-    assert target.asked == [{"bb", "ccc"}]
+    assert target.asked == [{"bb", "ccc"}] * 2
+
+
+class DisturbedTarget(FakeTarget):
+    """Whatever is measured in the first round takes twice as long; `a` is unsteady."""
+
+    def measure(self, wanted):
+        for signature, timing in super().measure(wanted):
+            factor = 2.0 if len(self.asked) == 1 else 1.0
+            yield signature, measure.Timing(timing.seconds * factor, 0.5 if signature == "a" else 0.1)
+
+
+def test_a_disturbance_is_not_taken_for_a_slow_op(tmp_path):
+    found = measure.profile(DisturbedTarget(), folder=tmp_path)
+    assert [time.seconds for time in found.ops.values()] == [1.0, 2.0, 3.0]
+
+
+def test_an_unsteady_op_is_measured_again_by_the_next_run(tmp_path):
+    measure.profile(DisturbedTarget(), folder=tmp_path)
+    target = FakeTarget()
+    measure.profile(target, folder=tmp_path)
+    assert target.asked == [{"a"}] * 2
 
 
 def test_measuring_stops_in_time(tmp_path):

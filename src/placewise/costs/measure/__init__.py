@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,8 @@ from placewise.graph import Graph
 from placewise.profiles import ModelTime, OpTime, Profile
 
 _SAVE_EVERY = 10.0  # seconds
+_ROUNDS = 2  # through all ops, so that a disturbance is not taken for a slow op
+_UNSTEADY = 0.3  # an op whose quartiles are this far apart is measured again by the next run
 _SAMPLE = 2e-3  # seconds that a clock reading should span at least
 
 
@@ -105,17 +107,19 @@ def profile(
     index = {signature: i for i, signature in enumerate(graph.op_signatures)}
     works = (graph.flops > 0) | (graph.bytes_accessed > 0)
     wanted = {signature for signature, i in index.items() if signature and works[i]}
-    missing = wanted - ops.keys()
+    missing = {signature for signature in wanted if signature not in ops or ops[signature].spread > _UNSTEADY}
     began = saved = time.perf_counter()
     try:
-        measured = takewhile(lambda _: time.perf_counter() - began < seconds, target.measure(missing))
-        for signature, timing in measured:
+        rounds = (target.measure(missing) for _ in range(_ROUNDS))
+        measured = takewhile(lambda _: time.perf_counter() - began < seconds, chain.from_iterable(rounds))
+        for done, (signature, timing) in enumerate(measured, 1):
             i = index[signature]
-            ops[signature] = OpTime(
-                graph.op_kinds[i], graph.op_dtypes[i], float(graph.flops[i]), float(graph.bytes_accessed[i]),
-                timing.seconds, timing.spread, timing.scratch,
-            )  # fmt: skip
-            on_progress(Progress(len(wanted & ops.keys()), len(wanted), signature))
+            if signature not in ops or timing.seconds < ops[signature].seconds:  # what disturbs only adds
+                ops[signature] = OpTime(
+                    graph.op_kinds[i], graph.op_dtypes[i], float(graph.flops[i]), float(graph.bytes_accessed[i]),
+                    timing.seconds, timing.spread, timing.scratch,
+                )  # fmt: skip
+            on_progress(Progress(done, _ROUNDS * len(missing), signature))
             if time.perf_counter() - saved > _SAVE_EVERY:
                 save_profile(Profile(*about, ops, models), place)
                 saved = time.perf_counter()

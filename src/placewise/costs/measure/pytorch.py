@@ -11,7 +11,7 @@ from placewise.costs.measure import Timing, clocked, hardware_name
 from placewise.errors import InvalidInput
 from placewise.importers import torch_export
 
-_PER_OP = 0.1  # seconds
+_PER_OP = 0.05  # seconds
 _PER_MODEL = 3.0
 #: Weights are read from memory, not from a cache: calls take turns with copies of them that fill this many bytes.
 _BEYOND_CACHE = 256 * 1024**2

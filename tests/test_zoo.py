@@ -101,7 +101,7 @@ def test_listing_reads_no_graph(monkeypatch, capsys) -> None:
 # ---- against the code ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["alexnet", "googlenet", "gpt-2", "gpt-2-decode", "rnnlm-train"])
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "gpt-2", "gpt-2-decode", "rnnlm-train", "bert-base-train"])
 def test_the_code_exports_to_the_bundled_graph(name: str) -> None:
     pytest.importorskip("transformers")
     from placewise.zoo import bundle

@@ -41,6 +41,7 @@ def load(path: str | Path, name: str | None = None, *, dims: Mapping[str, int] |
     """Read a model. `dims` gives the sizes of its symbolic dimensions: {"batch": 1}."""
     with naming(path):
         model = _inlined(_parsed(path))
+        _check_order(model.graph)
         _slice_sequences(model.graph)
         given = _Dims(dims or {})
         types = _inferred(model, given)
@@ -82,8 +83,8 @@ def _constants(graph: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             yield attribute.t
             yield from attribute.tensors
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _constants(inner)
+        for inner in _inner_graphs(node):
+            yield from _constants(inner)
 
 
 def _texts(part: Any) -> Iterator[Any]:
@@ -174,6 +175,24 @@ def _slice_sequences(graph: Any) -> None:
 
 def _brief(error: Exception) -> str:
     return f"{' '.join(str(error).split()):.200}"
+
+
+def _check_order(graph: Any) -> None:
+    """Each value is made once, before it is read: there is no cycle."""
+    made = {value.name for value in (*graph.input, *graph.initializer)}
+    made |= {sparse.values.name for sparse in graph.sparse_initializer}
+    for node, name in zip(graph.node, node_names(graph), strict=True):
+        where = f"node {name:.60} ({node.op_type:.60})"
+        for key in (*node.input, *(key for inner in _inner_graphs(node) for key in _captured(inner))):
+            if key and key not in made:
+                raise InvalidInput(f"{where}: reads {key!r:.60}, which nothing before it makes: a cycle, or no order")
+        for key in node.output:
+            if key in made:
+                raise InvalidInput(f"{where}: makes {key!r:.60}, which exists already")
+        made.update(key for key in node.output if key)
+    for value in graph.output:
+        if value.name not in made:
+            raise InvalidInput(f"its output {value.name!r:.60} is made by no node")
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
@@ -399,15 +418,16 @@ class _Reader:
                 values.op(value.name, "input", [], {value.name: self._known_type(value.name, "input")})
         for node, name in zip(graph.node, node_names(graph), strict=True):
             self._add(node, name)
-        for value in graph.output:
-            if value.name not in values:
-                raise InvalidInput(f"its output {value.name!r:.60} is made by no node")
         return self._assembly.graph()
 
-    def _store(self, tensors: Iterable[Any]) -> None:
+    def _store(self, tensors: Iterable[Any], prefix: str = "") -> list[str]:
+        """Their keys: names, which only differ within one graph."""
+        keys = []
         for tensor in tensors:
             held = TensorType(_dtype(tensor.data_type), tuple(tensor.dims))
-            self._values.constant(tensor.name, held, tensor.name, _owner(tensor.name))
+            keys.append(prefix + tensor.name)
+            self._values.constant(keys[-1], held, tensor.name, _owner(tensor.name))
+        return keys
 
     def _known_type(self, name: str, where: str) -> TensorType:
         if name not in self._types:
@@ -419,18 +439,10 @@ class _Reader:
 
     def _add(self, node: Any, name: str) -> None:
         values, where = self._values, f"node {name:.60} ({node.op_type:.60})"
-        inner = [graph for a in node.attribute for graph in ((a.g,) if a.HasField("g") else ()) + tuple(a.graphs)]
         inputs = list(node.input)
-        for graph in inner:
-            self._store(graph.initializer)
-            inputs += [*(tensor.name for tensor in graph.initializer), *_captured(graph)]
-        for key in inputs:
-            if key and key not in values:
-                raise InvalidInput(f"{where}: reads {key!r:.60}, which nothing before it makes: a cycle, or no order")
+        for number, graph in enumerate(_inner_graphs(node)):
+            inputs += [*self._store(graph.initializer, f"{name}/{number}/"), *_captured(graph)]
         made = [key for key in node.output if key]
-        for key in made:
-            if key in values:
-                raise InvalidInput(f"{where}: makes {key!r:.60}, which exists already")
         op = node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
         module = _module(node, name)
         read = inputs[:1] if op in ("Cast", "CastLike") else [key for key in inputs if key]
@@ -506,14 +518,21 @@ def node_names(graph: Any) -> list[str]:
     return names
 
 
+def _inner_graphs(node: Any) -> Iterator[Any]:
+    """The branches or the body of a node that has some."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
 def _captured(graph: Any) -> list[str]:
     """Names that an inner graph reads from around it."""
     own = {value.name for value in (*graph.input, *graph.initializer)} | {key for n in graph.node for key in n.output}
     read = [key for node in graph.node for key in node.input] + [value.name for value in graph.output]
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in ((attribute.g,) if attribute.HasField("g") else ()) + tuple(attribute.graphs):
-                read += _captured(inner)
+        for inner in _inner_graphs(node):
+            read += _captured(inner)
     return list(dict.fromkeys(key for key in read if key and key not in own))
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import random
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -301,6 +302,16 @@ def test_reshapes_that_copy_are_those_of_torch(seed):
         fits = False
     laid = Laid(TensorType("float32", tuple(tensor.shape)), tensor.stride())
     assert _fits(laid, tuple(shape)) == fits
+
+
+def test_the_page_about_importing_runs():
+    page = (Path(__file__).parents[1] / "docs/importing.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    assert sum(work(names["graph"]).values()) == 2 * (2 * 8 * 512 * 2048) + 8 * (2048 + 512) + 8 * 2048
+    assert names["step"].name == "Sequential-training"
+    assert names["problem"].num_ops == 4
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from placewise.kinds import family
 
 Floats = NDArray[np.float64]
-#: Fewer measurements than this say too little about three rates.
+#: Fewer measurements than this say too little about four rates.
 _ENOUGH: Final = 8
+#: Bytes of an op beyond which caches no longer help, and memory comes from the system anew for each tensor.
+_FAR: Final = 32e6
 
 
 class OpTime(NamedTuple):
@@ -41,11 +43,12 @@ class ModelTime(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """An op takes `launch + flops * per_flop + bytes * per_byte` seconds."""
+    """Seconds of an op: so many in any case, per FLOP, per byte, and again per byte beyond `_FAR`."""
 
     launch: float
     per_flop: float
     per_byte: float
+    per_far_byte: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +85,9 @@ class Profile:
         self, kinds: Sequence[str], dtypes: Sequence[str], flops: ArrayLike, bytes_accessed: ArrayLike
     ) -> Floats:
         """Seconds of ops by the fitted rates, within a whole model."""
-        rates = np.array([self._rates_for(kind, dtype) for kind, dtype in zip(kinds, dtypes, strict=True)]).reshape(
-            -1, 3
-        )
-        work = np.stack([np.ones(len(rates)), np.asarray(flops, float), np.asarray(bytes_accessed, float)], axis=1)
-        seconds: Floats = (rates * work).sum(axis=1) * self.overhead
+        rates = [self._rates_for(kind, dtype) for kind, dtype in zip(kinds, dtypes, strict=True)]
+        work = _work(flops, bytes_accessed)
+        seconds: Floats = (np.array(rates).reshape(work.shape) * work).sum(axis=1) * self.overhead
         return seconds
 
     def _rates_for(self, kind: str, dtype: str) -> Rates:
@@ -113,15 +114,21 @@ def fit(times: Sequence[OpTime]) -> Rates:
 
     measured = [time for time in times if time.seconds > 0]
     if not measured:
-        return Rates(0.0, 0.0, 0.0)
-    work = np.array([[1.0, time.flops, time.bytes_accessed] for time in measured])
+        return Rates(0.0, 0.0, 0.0, 0.0)
+    work = _work([time.flops for time in measured], [time.bytes_accessed for time in measured])
     seconds = np.array([time.seconds for time in measured])
     relative = work / seconds[:, None]
     scale = relative.max(axis=0)
     scale[scale == 0] = 1.0  # none of these ops computes, say
     relative /= scale
-    weight, rates = np.ones(len(seconds)), np.zeros(3)
+    weight, rates = np.ones(len(seconds)), np.zeros(4)
     for _ in range(20):  # least squares with weights that turn them into least absolute errors
         rates = nnls(relative * weight[:, None], weight)[0]
         weight = 1 / np.sqrt(np.maximum(np.abs(relative @ rates - 1), 0.02))
     return Rates(*(rates / scale).tolist())
+
+
+def _work(flops: ArrayLike, bytes_accessed: ArrayLike) -> Floats:
+    """[N, 4] what the rates are multiplied by."""
+    size = np.asarray(bytes_accessed, np.float64)
+    return np.stack([np.ones(len(size)), np.asarray(flops, np.float64), size, np.maximum(size - _FAR, 0.0)], axis=1)

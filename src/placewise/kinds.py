@@ -192,7 +192,8 @@ def _attention(op: Op) -> float:
     Attribute `keys`: t, where some of them come from a cache.
     """
     q, k, v = (t.shape for t in op.inputs[:3])
-    scores = math.prod(q[:-1]) * op.attributes.get("keys", k[-2])
+    keys: int = op.attributes.get("keys", k[-2])
+    scores = math.prod(q[:-1]) * keys
     return 2.0 * scores * (q[-1] + v[-1]) + 5.0 * scores
 
 

@@ -206,15 +206,28 @@ def test_shapes_that_would_fill_the_memory_stop_at_a_limit(read_onnx, nodes, mon
     assert "its shapes cannot be inferred" in str(read_onnx(model(nodes, {"x": (4,)}, stored)))
 
 
-def test_shapes_that_take_forever_stop_at_a_limit(read_onnx, monkeypatch):
-    monkeypatch.setattr(onnx_reader, "_INFER", "while True: pass")
+@pytest.fixture
+def instead_of_python(tmp_path, monkeypatch):
+    def run(command):
+        script = tmp_path / "python"
+        script.write_text(f"#!/bin/sh\n{command}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(onnx_reader.sys, "executable", str(script))
+
+    return run
+
+
+def test_shapes_that_take_forever_stop_at_a_limit(read_onnx, instead_of_python, monkeypatch):
+    instead_of_python("exec sleep 60")
     monkeypatch.setattr(onnx_reader, "_INFERENCE_SECONDS", 0.2)
     assert "cannot be inferred within 0.2 s" in str(read_onnx(sound_onnx()))
 
 
-def test_a_crash_of_the_library_is_an_error(read_onnx, monkeypatch):
-    monkeypatch.setattr(onnx_reader, "_INFER", "import os; os.abort()")
+def test_a_crash_of_the_library_is_an_error(read_onnx, instead_of_python):
+    instead_of_python("kill -SEGV $$")
     assert "its shapes cannot be inferred: the library crashed" in str(read_onnx(sound_onnx()))
+    instead_of_python("head -c 100 /dev/zero")
+    assert isinstance(read_onnx(sound_onnx()), InvalidInput)
 
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "../../../etc/passwd"])

@@ -191,6 +191,20 @@ def test_views_and_shape_arithmetic_are_no_ops(load):
     assert graph.op_signatures[1] == "relu(float32[12,2]) -> float32[12,2]"
 
 
+def test_shape_arithmetic_that_onnx_does_not_follow_is_computed(load):
+    nodes = [  # how PyTorch's older exporter writes x.expand(-1, 3, -1)
+        node("ConstantOfShape", "three", "ones", value=ints("one", 1)),
+        node("Mul", "ones minus", "negative"),
+        node("Equal", "wanted negative", "kept"),
+        node("Where", "kept ones wanted", "target"),
+        node("Expand", "x target", "wide"),
+        node("Relu", "wide"),
+    ]
+    stored = [ints("three", 3), helper.make_tensor("minus", I64, (), [-1]), ints("wanted", -1, 3, -1)]
+    graph = load(nodes, {"x": ("batch", 1, 4)}, stored=stored, dims={"batch": 2})
+    assert work(graph) == {"wide": ("view", 0, 0), "y": ("relu", 24, 4 * 48)}
+
+
 def test_a_slice_is_a_view_and_a_table_of_weights_an_embedding(tmp_path):
     nodes = [node("Slice", "ids zero two", "part"), node("Gather", "table part")]
     made = model(nodes, {}, stored=[ints("zero", 0), ints("two", 2), tensor("table", 100, 8)])
@@ -226,7 +240,7 @@ def test_a_branch_is_one_op_that_reads_what_its_graphs_read(load):
     assert kinds_without_formula(graph) == {"onnx.If": 1}
     reads = {graph.op_names[p] for p, c in zip(graph.edge_producer, graph.consumers, strict=True)
              if graph.op_names[c] == "y"}  # fmt: skip
-    assert reads == {"c", "x", "bias", "outer"}
+    assert reads == {"c", "x", "bias", "bias:1", "outer"}
 
 
 def test_functions_are_inlined(tmp_path):
@@ -338,6 +352,8 @@ def test_a_placement_must_fit_the_model(tmp_path):
         reader.write_placement(path, path, ["cpu"], {"z": ("cpu", 0)})
     with pytest.raises(InvalidInput, match="node y: 'gpu' is not one of the devices cpu"):
         reader.write_placement(path, path, ["cpu"], {"y": ("gpu", 0)})
+    with pytest.raises(InvalidInput, match="a stage must be a whole number or None, found -1"):
+        reader.write_placement(path, path, ["cpu"], {"y": ("cpu", -1)})
     (tmp_path / "other").mkdir()
     with pytest.raises(InvalidInput, match="external data"):
         reader.write_placement(path, tmp_path / "other" / "m.onnx", ["cpu"], {"y": ("cpu", 0)})

@@ -169,6 +169,41 @@ def test_a_large_weight_that_is_used_twice_is_one(load):
     assert graph.resident_bytes.sum() == 4 * 200 * 200
 
 
+def test_what_is_kept_between_runs_is_state(tmp_path):
+    data = x(2, 4)
+    variable_info = ov.op.util.VariableInfo()
+    variable_info.data_shape, variable_info.data_type = ov.PartialShape([2, 4]), ov.Type.f32
+    variable_info.variable_id = "cache"
+    variable = ov.op.util.Variable(variable_info)
+    kept = ops.read_value(ops.constant(np.zeros((2, 4), np.float32)), variable)
+    total = named(ops.add(kept, data), "sum")
+    assign = ops.assign(total, variable)
+    path = tmp_path / "m.xml"
+    ov.save_model(ov.Model([total.output(0)], [assign], [data], "m"), path, compress_to_fp16=False)
+    graph = reader.load(path)
+    assert sorted(graph.op_kinds) == ["add", "input", "state"]
+    assert graph.resident_bytes.sum() == 32
+
+
+def test_a_loop_is_one_op_that_holds_the_weights_of_its_body(tmp_path):
+    port = '<port id="{}" precision="FP32"><dim>4</dim></port>'.format
+    body = (
+        '<body><layers><layer id="0" name="inner" type="Const"><data offset="0" size="16"/>'
+        f"<output>{port(0)}</output></layer></layers>"
+        '<edges><edge from-layer="0" from-port="0" to-layer="9" to-port="0"/></edges></body>'
+    )
+    path = tmp_path / "m.xml"
+    path.write_text(
+        f'<net name="m" version="11"><layers><layer id="0" name="x" type="Parameter"><output>{port(0)}</output></layer>'
+        f'<layer id="1" name="loop" type="Loop"><input>{port(0)}</input><output>{port(1)}</output>{body}</layer>'
+        '</layers><edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/></edges></net>'
+    )
+    graph = reader.load(path)
+    assert graph.op_names == ("x", "inner", "loop")
+    assert kinds_without_formula(graph) == {"openvino.Loop": 1}
+    assert graph.bytes_accessed[2] == 3 * 16
+
+
 def test_what_is_not_known_is_costed_by_its_bytes(load):
     data = x(1, 4, 4, 4)
     graph = load(named(ops.reorg_yolo(data, [2]), "y"), data)

@@ -27,6 +27,10 @@ from placewise.quantities import format_bytes
 MAX_BYTES = 2 * 1024**3
 #: Tensors with more elements are no shapes or axes: their data is dropped before shapes are inferred.
 _MAX_SETTINGS = 1024
+#: The program that infers shapes, and what it may use.
+_SHAPES = "placewise.importers.onnx_shapes"
+_INFERENCE_BYTES = 4 * 1024**3
+_INFERENCE_SECONDS = 120
 #: Name of the configuration that `write_placement` writes.
 _CONFIGURATION = "placewise"
 
@@ -104,16 +108,23 @@ def _inlined(model: Any) -> Any:
     functions = {(function.domain, function.name): function for function in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
+    def count(nodes: Iterable[Any], within: tuple[tuple[str, str], ...]) -> int:
+        """Nodes that there will be."""
+        total = 0
+        for node in nodes:
+            key = node.domain, node.op_type
+            total += size(key, within) if key in functions else 1
+            total += sum(count(graph.node, within) for graph in _inner_graphs(node))
+        return total
+
     def size(key: tuple[str, str], within: tuple[tuple[str, str], ...]) -> int:
         if key in within or len(within) > 100:
             raise InvalidInput(f"the function {key[1]!r:.60} calls itself, or functions are nested too deep")
         if key not in sizes:
-            calls = [(node.domain, node.op_type) for node in functions[key].node]
-            sizes[key] = sum(size(call, (*within, key)) if call in functions else 1 for call in calls)
+            sizes[key] = count(functions[key].node, (*within, key))
         return sizes[key]
 
-    calls = [(node.domain, node.op_type) for node in model.graph.node]
-    if sum(size(call, ()) if call in functions else 1 for call in calls) > MAX_OPS:
+    if count(model.graph.node, ()) > MAX_OPS:
         raise InvalidInput(f"the model has more than {MAX_OPS:,} ops")
     inliner = require("onnx.inliner", "onnx")
     try:
@@ -258,37 +269,19 @@ def _inferred(model: Any, dims: _Dims) -> dict[str, TensorType]:
 
 
 def _with_shapes(model: Any) -> Any:
-    """By ONNX itself, in a process of its own: sizes that a file claims can make it use all memory and never end."""
-    code = _INFER.format(memory=_INFERENCE_BYTES)
+    """In a process of its own, which has limits (see `onnx_shapes`)."""
+    command = [sys.executable, "-P", "-m", _SHAPES, str(_INFERENCE_BYTES)]
+    given = model.SerializeToString()
     try:
-        child = subprocess.run(
-            [sys.executable, "-P", "-c", code],
-            input=model.SerializeToString(),
-            capture_output=True,
-            timeout=_INFERENCE_SECONDS,
-            check=True,
-        )
+        child = subprocess.run(command, input=given, capture_output=True, timeout=_INFERENCE_SECONDS, check=True)
         return type(model).FromString(child.stdout)
+    except (OSError, require("google.protobuf.message", "onnx").DecodeError):
+        raise InvalidInput("its shapes cannot be inferred") from None
     except subprocess.TimeoutExpired:
         raise InvalidInput(f"its shapes cannot be inferred within {_INFERENCE_SECONDS} s") from None
     except subprocess.CalledProcessError as error:
         last = (error.stderr.decode(errors="replace").strip().splitlines() or ["the library crashed"])[-1]
         raise InvalidInput(f"its shapes cannot be inferred: {last:.200}") from None
-
-
-_INFERENCE_BYTES = 4 * 1024**3
-_INFERENCE_SECONDS = 120
-_INFER: Final = """
-import sys
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
-except (ImportError, ValueError, OSError):
-    pass  # not on this system
-from onnx import shape_inference
-found = shape_inference.infer_shapes(sys.stdin.buffer.read(), data_prop=True)
-sys.stdout.buffer.write(found.SerializeToString())
-"""
 
 
 def _type_of(value: Any) -> TensorType | None:
@@ -609,9 +602,11 @@ def write_placement(
         names = node_names(model.graph)
         if unknown := placement.keys() - set(names):
             raise InvalidInput(f"has no node named {min(unknown)!r:.60}")
-        for node, (device, _) in placement.items():
+        for node, (device, stage) in placement.items():
             if device not in devices:
                 raise InvalidInput(f"node {node:.60}: {device!r:.60} is not one of the devices {listed(list(devices))}")
+            if stage is not None and (not isinstance(stage, int) or not 0 <= stage < 2**31):
+                raise InvalidInput(f"node {node:.60}: a stage must be a whole number or None, found {stage!r:.60}")
         external = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _constants(model.graph))
         if external and Path(source).resolve().parent != Path(target).resolve().parent:
             raise InvalidInput("has external data, which its copy finds only in the same folder: write it there")

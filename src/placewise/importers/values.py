@@ -102,7 +102,7 @@ class Values:
         for key, type in outputs.items():
             _checked(type, f"{name:.60}: {key!r:.60}")
         self._types.update(outputs)
-        if all(self.is_known(key) for key in inputs) and kind != "input":
+        if all(self.is_known(key) for key in inputs) and kind not in ("input", "state"):
             if sum(type.bytes for type in outputs.values()) <= SMALL:
                 self._tensors.update(dict.fromkeys(outputs, ()))
                 return

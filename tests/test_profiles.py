@@ -141,7 +141,7 @@ def small_graph():
 
 def test_costs_are_measured_where_the_profile_knows_the_op_and_fitted_elsewhere():
     profile = profile_of(linear() | {"known": op_time(1e9, 1.0, 7.0)})
-    cluster = full_mesh([Device("cpu", profile=profile), Device("gpu", flops={"default": 1e9}, launch=1.0)], 1.0)
+    cluster = full_mesh([Device("cpu", profile=profile), Device("npu", "npu", flops={"default": 1e9}, launch=1.0)], 1.0)
     problem = Problem(small_graph(), cluster)
     assert problem.costs.seconds[1].tolist() == [7.0, 2.0]
     assert problem.costs.seconds[2] == pytest.approx([1e-3 + 1e-5, 2.0], rel=1e-3)
@@ -150,6 +150,20 @@ def test_costs_are_measured_where_the_profile_knows_the_op_and_fitted_elsewhere(
     shares = Plan(problem, [0, 0, 1, 0], None, 0.0, 0.0, "", "").cost_shares
     assert shares == pytest.approx({"measured": 7 / 9, "modelled": 2 / 9})
     assert list(shares) == ["measured", "modelled"]
+
+
+def test_a_roofline_knows_what_each_family_of_ops_reaches():
+    build = GraphBuilder("net")
+    for kind in ("matmul", "conv", "aten.strange"):
+        build.op(f"{kind} computes", kind=kind, flops=21e9)
+        build.op(f"{kind} moves", kind=kind, bytes_accessed=21.0)
+    devices = [
+        Device(kind, kind, flops={"default": 21e9}, bandwidth=21.0, launch=0.5) for kind in ("gpu", "cpu", "fpga")
+    ]
+    seconds = Problem(build.graph(), full_mesh(devices)).costs.seconds
+    assert seconds[:2] == pytest.approx(np.array([[0.5 + 4 / 3, 0.5 + 10 / 7, 1.5]] * 2))
+    assert seconds[2:4].tolist() == [[1.5, 2.5, 1.5]] * 2
+    assert (seconds[4:] == 1.5).all()
 
 
 def test_given_costs_are_given():

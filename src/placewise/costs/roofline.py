@@ -17,8 +17,8 @@ from placewise.graph import Graph
 from placewise.kinds import family
 
 #: Of a device's rates, by kind of device and family of ops; all of them where nothing is said. Rounded from the
-#: profiles of an H200 and a 16-core Xeon that come with Placewise (sums over their ops, 2026-11-16). Convolutions on that
-#: GPU reach twice its float32 rate, because cuDNN computes them in TF32; that is not counted on.
+#: profiles of an H200 and a 16-core Xeon that come with Placewise (sums over their ops, 2026-11-16). Convolutions on
+#: that GPU reach twice its float32 rate, because cuDNN computes them in TF32; that is not counted on.
 EFFICIENCY: Final[Mapping[str, Mapping[str, float]]] = {
     "gpu": {"matmul": 0.75, "attention": 0.2, "norm": 0.6, "pool": 0.3, "gather": 0.3, "copy": 0.8, "reduce": 0.1},
     "cpu": {"matmul": 0.7, "conv": 0.5, "attention": 0.9, "norm": 0.45, "elementwise": 0.55, "pool": 0.07,

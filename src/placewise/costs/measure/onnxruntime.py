@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, spread_over
 from placewise.importers import onnx as importer
 from placewise.importers import require
+from placewise.importers.torch_export import quiet
 
 _PER_MODEL = 5.0  # seconds
 _RUNS = 7  # with the profiler on, of which the first two warm up
@@ -23,7 +25,8 @@ def written(model: str, folder: Path) -> tuple[Path, str]:
     torch = require("torch", "torch")
     module, args, _, name = pytorch.runnable(model)
     module, (args, _) = pytorch.materialised(module, (args, {}), "cpu")
-    torch.onnx.export(module, args, folder / "model.onnx", dynamo=True, external_data=True, verbose=False)
+    with quiet():
+        torch.onnx.export(module, args, folder / "model.onnx", dynamo=True, external_data=True, verbose=False)
     return folder / "model.onnx", name
 
 
@@ -54,9 +57,12 @@ class OnnxruntimeTarget:
         for event in events:
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
                 runs.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
-        known = set(self.graph.op_names)
-        kernels = [([_source(node, known)], times[2:] or times) for node, times in runs.items()]
-        yield from spread_over(self.graph, kernels, wanted)
+        made_by = self._makers()
+        kernels = {node: [_source(node, made_by)] for node in runs}
+        self._absorb(kernels)
+        yield from spread_over(
+            self.graph, [(kernels[node], times[2:] or times) for node, times in runs.items()], wanted
+        )
 
     def whole(self) -> Timing:
         """Without the profiler."""
@@ -64,18 +70,36 @@ class OnnxruntimeTarget:
         inputs = _random_inputs(session)
         return clocked(lambda count: [session.run(None, inputs) for _ in range(count)], _PER_MODEL)
 
+    def _makers(self) -> dict[str, str]:
+        """Output name to the name of the node that makes it."""
+        onnx = require("onnx", "onnx")
+        nodes = onnx.load(self._path, load_external_data=False).graph.node
+        return {output: node.name for node in nodes for output in node.output}
+
+    def _absorb(self, kernels: Mapping[str, list[str]]) -> None:
+        """Ops that no node is called after were fused: into the op that reads them, or else into the one before."""
+        graph, home = self.graph, {ops[0]: ops for ops in kernels.values()}
+        start, edges = graph.out_edges
+        first, in_edges = graph.in_edges
+        for op in reversed(graph.topological_order.tolist()):
+            if graph.op_names[op] in home or graph.is_stored[op]:
+                continue
+            readers = graph.consumers[edges[start[op] : start[op + 1]]].tolist()
+            makers = graph.edge_producer[in_edges[first[op] : first[op + 1]]].tolist()
+            for other in (*readers[: len(readers) == 1], *makers):
+                if graph.op_names[other] in home:
+                    home[graph.op_names[op]] = home[graph.op_names[other]]
+                    home[graph.op_names[op]].append(graph.op_names[op])
+                    break
+
     def _session(self, options: Any) -> Any:
         return self._runtime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
 
 
-def _source(node: str, known: set[str]) -> str:
-    """The op that a node came from: fused nodes are called after one of theirs."""
-    candidates = (
-        node,
-        node.removeprefix("fused "),
-        *(node[: -len(end)] for end in ("_nchwc", "_token_0") if node.endswith(end)),
-    )
-    return next((name for name in candidates if name in known), node)
+def _source(node: str, made_by: Mapping[str, str]) -> str:
+    """The op that a node is called after: by its name, or by that of its output where the layout was changed."""
+    plain = re.sub(r"/\w+Fusion/$", "", node.removeprefix("fused "))
+    return made_by.get(plain.removesuffix("_nchwc"), plain)
 
 
 def _random_inputs(session: Any) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ from placewise.report.table import describe_comparison, fullest_device, table
 from placewise.simulator import simulate
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["plan", "compare", "simulate", "explain", "export", "planners", "zoo"]
+COMMANDS = ["plan", "compare", "simulate", "explain", "export", "planners", "devices", "import", "profile", "zoo"]
 ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
 
 
@@ -366,7 +366,7 @@ def test_explain_a_pipeline(run, problem):
 def test_zoo(run):
     result = run("zoo")
     assert_80_columns(result.out)
-    assert "| llama-3-8b           | 1,544 |     8.03 G | 7.83 TFLOP |          15.0 GiB |" in result.out
+    assert "| llama-3-8b           |  1,544 |     8.03 G | 7.83 TFLOP |          15.0 GiB |" in result.out
     assert "\ndgx-h100: gpu0 to gpu7 each 73.6 GiB, cpu 1.86 TiB.\n" in result.out
     facts = json.loads(run("zoo", "--json").out)
     assert [row["model"] for row in facts["models"]] == zoo.names()
@@ -726,11 +726,15 @@ def test_the_readme_shows_every_command():
     assert {line.split()[1] for line in readme_commands()} == set(COMMANDS)
 
 
-def test_the_commands_of_the_readme_run(run):
+def test_the_commands_of_the_readme_run(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path / "profiles"))
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10}
     for line in readme_commands():
         args = shlex.split(line, comments=True)[1:]
-        if args[0] in ("plan", "compare"):
+        if args[0] in ("plan", "compare", "profile"):
             args += ["--budget", "0.3s"]
+        if args[0] == "import":
+            Path(args[1]).write_text(json.dumps(config))
         result = run(*args)
         assert result.code == 0, f"{line}: {result.err}"
         assert_80_columns(result.out)

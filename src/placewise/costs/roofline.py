@@ -34,4 +34,6 @@ def roofline(graph: Graph, device: Device) -> NDArray[np.float64]:
     arithmetic = graph.flops / peak[of_op] if len(peak) else graph.flops
     reached = EFFICIENCY.get(device.kind, {})
     share = np.array([reached.get(family(kind), 1.0) for kind in graph.op_kinds])
-    return device.launch + np.maximum(arithmetic, graph.bytes_accessed / device.bandwidth) / share
+    limit = np.maximum(arithmetic, graph.bytes_accessed / device.bandwidth)
+    seconds: NDArray[np.float64] = device.launch + limit / share
+    return seconds

@@ -43,21 +43,20 @@ def random_problem(ops: int, devices: int, *, ccr: float = 1.0, seed: int = 0, w
 
 def cpu_seconds(work: Callable[[], Any], repeat: int = 5) -> float:
     """The least CPU time of several runs: what the work costs when the machine is quiet."""
-    best = float("inf")
-    for _ in range(repeat):
-        began = time.process_time()
-        work()
-        best = min(best, time.process_time() - began)
-    return best
+    return _least(time.process_time, work, repeat)
 
 
 def wall_seconds(work: Callable[[], Any], repeat: int = 5) -> float:
     """The least wall time of several runs."""
+    return _least(time.perf_counter, work, repeat)
+
+
+def _least(clock: Callable[[], float], work: Callable[[], Any], repeat: int) -> float:
     best = float("inf")
     for _ in range(repeat):
-        began = time.perf_counter()
+        began = clock()
         work()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, clock() - began)
     return best
 
 

@@ -1,6 +1,6 @@
 """Everything that Placewise raises on purpose. Each class carries the exit code that the command line uses."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Final
 
 
@@ -49,6 +49,12 @@ def check_type(value: Any, kind: type, where: str) -> None:
     """Told at the door, where the mistake is, and not by whatever trips over it later."""
     if not isinstance(value, kind):
         raise InvalidInput(f"{where}: must be a {kind.__name__}, found {value!r:.60}")
+
+
+def check_length(values: Sized, expected: int, where: str) -> None:
+    """Lists that stand side by side are equally long."""
+    if len(values) != expected:
+        raise InvalidInput(f"{where}: must have {expected} entries, found {len(values)}")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ import numpy as np
 
 from placewise.cluster import Cluster, Device, Link
 from placewise.costs import LABELS, Costs
-from placewise.errors import InvalidInput, PlacewiseError, check_type, listed
+from placewise.errors import InvalidInput, PlacewiseError, check_length, check_type, listed
 from placewise.graph import OP_DEFAULTS, PHASES, Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
@@ -263,7 +263,7 @@ def _build_costs(data: CostsData, ops: int, devices: Sequence[str]) -> Costs:
         if table.keys() != set(devices):
             raise InvalidInput(f"{where}: must have a list for each device: {listed(devices)}")
         for device, column in table.items():
-            _need_length(column, ops, f"{where}.{device:.60}")
+            check_length(column, ops, f"{where}.{device:.60}")
     seconds = np.array([data.seconds[device] for device in devices], np.float64).T
     seconds[np.isnan(seconds)] = math.inf  # null has become NaN
     if data.labels is None:
@@ -307,7 +307,7 @@ def _build_graph(data: GraphData) -> Graph:
     ops, tensors = data.ops, data.tensors
     columns = {field: getattr(ops, column) for column, field in _OP_COLUMNS.items()}
     columns["phase"] = ops.phase and [PHASES.index(phase) for phase in ops.phase]
-    _need_length(tensors.consumers, len(tensors.producer), "tensors.consumers")
+    check_length(tensors.consumers, len(tensors.producer), "tensors.consumers")
     for t, readers in enumerate(tensors.consumers):
         if readers and max(readers) >= len(ops.name):
             raise InvalidInput(f"tensors.consumers[{t}]: there is no op {max(readers)}: there are {len(ops.name)} ops")
@@ -456,7 +456,7 @@ def load_profile(name: str | Path) -> Profile:
         data = validated(ProfileData, _unwrapped(_read_json(file), "profile")[1])
         for kind, columns in (("ops", data.ops), ("models", data.models)):
             for column, values in columns:
-                _need_length(values, len(next(iter(columns))[1]), f"{kind}.{column}")
+                check_length(values, len(next(iter(columns))[1]), f"{kind}.{column}")
         ops, models = ([values for _, values in columns] for columns in (data.ops, data.models))
         return Profile(
             data.name, data.device, data.hardware, data.library, data.date,
@@ -527,7 +527,7 @@ def _plan_in(content: Any) -> Plan:
             what = "its problem" if part == "problem" else f"problem.{part}"
             raise InvalidInput(f"{what} was edited after the plan was made: plan the changed problem anew")
 
-    _need_length(data.devices, problem.num_ops, "devices")
+    check_length(data.devices, problem.num_ops, "devices")
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
     for i, name in enumerate(data.devices):
         if name not in number:
@@ -579,11 +579,6 @@ def _digests(problem: Problem) -> dict[str, str]:
 
 def _digest_of(devices: list[str], order: list[int] | None, value: float, lower_bound: float) -> str:
     return hashlib.sha256(json.dumps([devices, order, value, lower_bound]).encode()).hexdigest()
-
-
-def _need_length(values: Sequence[Any], expected: int, where: str) -> None:
-    if len(values) != expected:
-        raise InvalidInput(f"{where}: must have {expected} entries, found {len(values)}")
 
 
 # ---- JSON and YAML ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placewise.errors import MAX_TEXT, InvalidInput, check_text
+from placewise.errors import MAX_TEXT, InvalidInput, check_length, check_text
 from placewise.quantities import LARGEST
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ def _texts(values: Sequence[str] | str, n: int | None, where: str) -> tuple[str,
         for i, text in enumerate(texts):
             check_text(text, f"{where}[{i}]")
     if n is not None:
-        _same_length(len(texts), n, where)
+        check_length(texts, n, where)
     return texts
 
 
@@ -383,7 +383,7 @@ def _sizes(values: ArrayLike, n: int, where: str) -> Floats:
             raise ValueError
     except (OverflowError, TypeError, ValueError):
         raise InvalidInput(f"{where}: must be a list of numbers") from None
-    _same_length(len(array), n, where)
+    check_length(array, n, where)
     bad = np.flatnonzero(~((array >= 0) & (array <= LARGEST)))
     if len(bad):
         raise InvalidInput(f"{where}[{bad[0]}]: must be from 0 to {LARGEST:g}, found {array[bad[0]]}")
@@ -402,18 +402,13 @@ def to_ints(values: ArrayLike, n: int | None, where: str) -> Ints:
     except (OverflowError, TypeError, ValueError):
         raise InvalidInput(f"{where}: must be a list of whole numbers below 2^31") from None
     if n is not None:
-        _same_length(len(array), n, where)
+        check_length(array, n, where)
     return _frozen(array.astype(np.int32))
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
-
-
-def _same_length(found: int, expected: int, where: str) -> None:
-    if found != expected:
-        raise InvalidInput(f"{where}: must have {expected} entries, found {found}")
 
 
 def _within(values: Ints, low: int, high: int, where: str, names: tuple[str, ...]) -> None:

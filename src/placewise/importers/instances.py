@@ -16,7 +16,7 @@ from pydantic import Field
 from placewise._schemas import List, validated
 from placewise.cluster import MAX_DEVICES, Cluster, Device, Link
 from placewise.costs import Costs
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, check_length
 from placewise.graph import Floats, Graph, Ints
 from placewise.importers.fields import Amount, Index, Rate, Record
 from placewise.problem import Execution, Problem
@@ -84,7 +84,7 @@ def load(data: Any, name: str) -> Problem:
     given = validated(_Instance, data)
     tasks, devices = len(given.nodes), len(given.devices)
     for i, node in enumerate(given.nodes):
-        _check_length(node.times, devices, f"nodes[{i}].times")
+        check_length(node.times, devices, f"nodes[{i}].times")
     for i, (source, target, _) in enumerate(given.edges):
         if max(source, target) >= tasks:
             raise InvalidInput(f"edges[{i}]: there is no node {max(source, target)}: there are {tasks} nodes")
@@ -112,7 +112,7 @@ def load_baselines(data: Any) -> dict[str, Baseline]:
     found: dict[str, Baseline] = {}
     for tool, methods in validated(_Baselines, data).baselines.items():
         for method, schedule in methods.items():
-            _check_length(schedule.start, len(schedule.placement), f"baselines.{tool}.{method}.start")
+            check_length(schedule.start, len(schedule.placement), f"baselines.{tool}.{method}.start")
             found[f"{tool}/{method}"] = Baseline(
                 makespan=schedule.makespan * _MICROSECOND,
                 placement=np.array(schedule.placement, np.int32),
@@ -139,11 +139,6 @@ def _cluster(given: _Instance, name: str) -> Cluster:
 
 
 def _check_square(matrix: Sequence[Sized], size: int, where: str) -> None:
-    _check_length(matrix, size, where)
+    check_length(matrix, size, where)
     for i, row in enumerate(matrix):
-        _check_length(row, size, f"{where}[{i}]")
-
-
-def _check_length(found: Sized, expected: int, where: str) -> None:
-    if len(found) != expected:
-        raise InvalidInput(f"{where}: must have {expected} entries, found {len(found)}")
+        check_length(row, size, f"{where}[{i}]")

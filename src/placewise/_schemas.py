@@ -303,6 +303,7 @@ class PlanData(_Object):
     value: Total
     lower_bound: Total
     planner: str
+    found_by: str = ""
     version: str
     seed: int
     options: dict[str, Any]

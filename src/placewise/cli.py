@@ -711,7 +711,7 @@ def _plan_facts(found: "Plan") -> dict[str, Any]:
     }
     return {
         "model": problem.graph.name, "cluster": problem.cluster.name, "objective": problem.objective,
-        "planner": found.planner, "options": dict(found.options), "seed": found.seed,
+        "planner": found.planner, "found_by": found.found_by, "options": dict(found.options), "seed": found.seed,
         "value": found.value, "lower_bound": found.lower_bound, "gap": found.gap,
         "seconds": found.seconds, "evaluations": found.evaluations, "stopped": found.stopped,
         "cost_shares": found.cost_shares, "devices": devices,

@@ -91,6 +91,8 @@ class Context:
         self.stopped = "finished"
         self.took: float | None = None  # seconds, once the planner is done
         self.planner = planner
+        self.found_by = planner  # who found the best; see `delegate`
+        self._parent: Context | None = None
         self._budget = budget
         self._on_progress = on_progress
         self._began = self._reported = time.perf_counter()
@@ -139,11 +141,46 @@ class Context:
 
     def should_stop(self) -> bool:
         """Whether the budget is spent, the user pressed Ctrl-C, or the incumbent is proved optimal."""
+        if self._parent and self._parent.stopped == "interrupted":
+            self.stopped = "interrupted"
         if self.stopped == "finished" and (
             (self._budget.seconds is not None and self.seconds >= self._budget.seconds) or not self.evaluations_left
         ):
             self.stopped = "budget"
         return self.stopped != "finished" or self.best_value <= self.lower_bound * (1 + 1e-9)
+
+    def delegate(self, name: str, *, share: float = 1.0, options: Mapping[str, Any] | None = None) -> float:
+        """Let another planner go on from here, for a share of the budget that is left; returns the best value then.
+
+        It has the incumbent and the bound of this context, and this context has what it finds and proves. A planner
+        that does not apply is passed over.
+        """
+        info = get(name)
+        if info.why_not(self.problem) is not None or self.should_stop():
+            return self.best_value
+        seconds, evaluations = self._budget.seconds, self._budget.evaluations
+        budget = Budget(
+            seconds=None if seconds is None else max(share * (seconds - self.seconds), 1e-3),
+            evaluations=None if evaluations is None else max(1, int(share * self.evaluations_left)),
+        )
+        seed, title = int(self.rng.integers(2**31)), f"{self.planner}: {name}"
+        member = Context(self.problem, budget, seed, self.lower_bound, self._on_progress, title)
+        member.best, member.best_value, member._parent = self.best, self.best_value, self
+        before, began = self.evaluations, self.seconds
+        try:
+            answer = info.function(self.problem, member, **info.settings(options or {}))
+            if answer is not None:
+                member._judge(*_placement_and_order(answer))
+        except _Stop:
+            pass
+        finally:  # a second Ctrl-C may end the member anywhere
+            self.evaluations += member.evaluations
+            self.lower_bound = max(self.lower_bound, member.lower_bound)
+            self.rejected = self.rejected or member.rejected
+            if member.best_value < self.best_value:
+                self.best, self.best_value, self.found_by = member.best, member.best_value, name
+                self.history += [(began + when, before + count, value) for when, count, value in member.history]
+        return self.best_value
 
     def interrupt(self) -> None:
         """Ask the planner to stop (Ctrl-C)."""
@@ -222,8 +259,8 @@ def plan(
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,
         lower_bound=min(ctx.lower_bound, ctx.best_value), planner=planner, version=placewise.__version__,
-        seed=int(seed), options=settings, seconds=ctx.took, evaluations=ctx.evaluations, stopped=ctx.stopped,
-        history=tuple(ctx.history),
+        found_by=ctx.found_by, seed=int(seed), options=settings, seconds=ctx.took, evaluations=ctx.evaluations,
+        stopped=ctx.stopped, history=tuple(ctx.history),
     )  # fmt: skip
 
 

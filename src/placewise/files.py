@@ -502,6 +502,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     }
     content = {
         "planner": plan.planner,
+        "found_by": plan.found_by,
         "version": plan.version,
         "seed": plan.seed,
         "options": dict(plan.options),
@@ -558,6 +559,7 @@ def _plan_in(content: Any) -> Plan:
         value=data.value,
         lower_bound=data.lower_bound,
         planner=data.planner,
+        found_by=data.found_by,
         version=data.version,
         seed=data.seed,
         options=data.options,

@@ -31,6 +31,7 @@ class Plan:
     lower_bound: float  # seconds: no plan of this problem has a smaller value
     planner: str
     version: str  # of Placewise
+    found_by: str = ""  # the planner that found it, where `planner` asked several
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0  # wall time that planning took

@@ -88,7 +88,8 @@ def headline(plan: Plan) -> str:
     best = "This is optimal." if plan.is_optimal else f"No plan is below {bound}, so the gap is at most {plan.gap:.1%}."
     value = f"{_GOALS[problem.objective]} {format_seconds(plan.value)}"
     value += f" = {1 / plan.value:.3g} samples/s" if problem.objective == "throughput" and plan.value > 0 else ""
-    return wrapped(f"{title}: {value} by {_short(plan.planner)}. {best}")
+    finder = f" ({_short(plan.found_by)})" if plan.found_by not in ("", plan.planner) else ""
+    return wrapped(f"{title}: {value} by {_short(plan.planner)}{finder}. {best}")
 
 
 def device_table(timeline: Timeline) -> str:

@@ -1,0 +1,104 @@
+"""The portfolio, and what a planner may hand to another."""
+
+import numpy as np
+import pytest
+
+from placewise import planners
+from placewise.driver import Budget, plan
+from placewise.planners import planner
+from placewise.planners.auto import QUICK, SEARCHES
+from problems import problem_of, random_problem
+
+
+@pytest.fixture(autouse=True)
+def only_for_this_test(monkeypatch):
+    monkeypatch.setattr(planners, "_registered", planners.available())
+
+
+def three_ops():
+    """1 s each on two devices: 2 s at best, and not below 1.5 s by any simple bound."""
+    return problem_of(np.ones((3, 2)))
+
+
+def test_what_a_member_finds_and_proves_counts():
+    @planner("finder")
+    def finder(problem, ctx):
+        """Finds a better plan, and a bound."""
+        assert ctx.best_value == 3.0  # it begins with the incumbent
+        ctx.evaluate([0, 1, 1])
+        ctx.bound(1.75)
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Has one member."""
+        ctx.evaluate([0, 0, 0])
+        assert ctx.delegate("finder") == 2.0
+        assert ctx.lower_bound == 1.75
+
+    found = plan(three_ops(), "boss")
+    assert (found.value, found.lower_bound, found.planner, found.found_by) == (2.0, 1.75, "boss", "finder")
+    assert found.evaluations == 2
+    assert [(count, value) for _, count, value in found.history] == [(1, 3.0), (2, 2.0)]
+
+
+def test_who_finds_the_best_is_named_even_if_others_follow():
+    @planner("boss")
+    def boss(problem, ctx):
+        """Is better than its member."""
+        ctx.evaluate([0, 1, 1])
+        ctx.delegate("single")
+
+    assert plan(three_ops(), "boss").found_by == "boss"
+
+
+def test_a_member_that_does_not_apply_is_passed_over():
+    @planner("narrow", supports=lambda problem: "never applies")
+    def narrow(problem, ctx):
+        """Must not run."""
+        raise AssertionError
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Asks a member that cannot."""
+        ctx.delegate("narrow")
+        return [0, 1, 0]
+
+    assert plan(three_ops(), "boss").found_by == "boss"
+
+
+@pytest.mark.parametrize(("share", "each"), [(0.5, [5, 2, 1]), (1.0, [10])])
+def test_a_member_has_a_share_of_what_is_left(share, each):
+    seen = []
+
+    @planner("greedy")
+    def greedy(problem, ctx):
+        """Spends all that it has."""
+        while True:
+            ctx.evaluate(ctx.rng.integers(0, 2, 3))
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Asks the same member again and again."""
+        for _ in range(3):
+            before = ctx.evaluations
+            ctx.delegate("greedy", share=share)
+            if ctx.evaluations > before:
+                seen.append(ctx.evaluations - before)
+
+    plan(three_ops(), "boss", budget=Budget(evaluations=10))
+    assert seen == each
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_auto_is_never_worse_than_its_quick_members(seed):
+    problem = random_problem(np.random.default_rng(seed), max_ops=12)
+    best = plan(problem, "auto", budget=Budget(evaluations=400))
+    assert best.found_by in (*QUICK, *SEARCHES)
+    for name in QUICK:
+        if planners.get(name).why_not(problem) is None:
+            assert best.value <= plan(problem, name).value
+
+
+def test_auto_finds_a_plan_where_some_member_does():
+    problem = problem_of(np.ones((4, 2)), memory=2.0, resident=1.0, sizes=0.0)
+    assert plan(problem, "auto", budget=Budget(evaluations=100)).value == 2.0

@@ -182,6 +182,26 @@ class Context:
                 self.history += [(began + when, before + count, value) for when, count, value in member.history]
         return self.best_value
 
+    @contextmanager
+    def aside(self, problem: Problem, share: float) -> Iterator[Context]:
+        """A context for another problem on the way to this one's plan, for a share of the budget that is left.
+
+        Its incumbent is its own. When its share is spent, the block ends and the planner goes on after it.
+        """
+        seconds, evaluations = self._budget.seconds, self._budget.evaluations
+        budget = Budget(
+            seconds=None if seconds is None else max(share * (seconds - self.seconds), 1e-3),
+            evaluations=None if evaluations is None else max(1, int(share * self.evaluations_left)),
+        )
+        inner = Context(problem, budget, int(self.rng.integers(2**31)), 0.0, None, self.planner)
+        inner._parent = self
+        try:
+            yield inner
+        except _Stop:
+            pass
+        finally:
+            self.spend(inner.evaluations)
+
     def interrupt(self) -> None:
         """Ask the planner to stop (Ctrl-C)."""
         self.stopped = "interrupted"

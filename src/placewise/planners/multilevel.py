@@ -1,0 +1,316 @@
+"""Multilevel: plan a small graph of fused ops, then go back to the ops level by level and improve the plan at each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from placewise.costs import Costs
+from placewise.driver import Context
+from placewise.errors import InvalidInput
+from placewise.graph import Ints
+from placewise.planners import planner
+from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory
+from placewise.planners.heft import schedule
+from placewise.planners.local_search import _Current, local_search
+from placewise.planners.random_search import sample
+from placewise.problem import Problem
+from placewise.transforms import contract
+
+_FUSE: Final = 4  # ops at most that become one from level to level
+_HEAVIEST: Final = 2.0  # the weight of a fused op, in shares of all that there is among the coarsest ops
+_BATCH: Final = 32
+
+
+def _compile(problem: Problem) -> None:
+    schedule(problem)
+    Blocks(problem).fill([0, 1], 1.0)
+    coarser(problem, 1, connected=True)
+
+
+@planner("multilevel", compile=_compile)
+def multilevel(problem: Problem, ctx: Context, *, coarsest: int = 200, patience: int = 4) -> None:
+    """Fuses ops level by level, plans the few that are left, refines on the way back: for large graphs.
+
+    After Herrmann et al. 2019 (doi:10.1137/18M1176865), who partition acyclic graphs so. Here an op is fused with its
+    neighbours in a depth-first order of the dataflow: pieces of a topological order never form a cycle. Plans are
+    judged by the simulator at each level, not by the edges that they cut. `coarsest` is how many ops to plan first,
+    `patience` how many times as many moves as there are units may fail in a row before a level is done.
+    """
+    if coarsest < 1:
+        raise InvalidInput(f"option coarsest of multilevel = {coarsest}: it must be 1 or more")
+    levels = hierarchy(problem, ctx, coarsest)
+    placement = None
+    if len(levels) > 1:
+        with ctx.aside(levels[-1].problem, 0.25) as inner:
+            local_search(inner.problem, inner)
+        placement = inner.best[0] if inner.best else None
+    for depth in range(len(levels) - 2, 0, -1):
+        if placement is not None:
+            placement = placement[levels[depth + 1].label]
+        with ctx.aside(levels[depth].problem, 0.5 / depth) as inner:
+            _start(inner, placement)
+            _refine(inner, levels[depth:], patience)
+        placement = inner.best[0] if inner.best else placement
+    _start(ctx, None if placement is None else placement[levels[1].label])
+    _refine(ctx, levels, patience)
+
+
+def _start(ctx: Context, placement: Ints | None) -> None:
+    """Where a level starts: the coarser level's plan, or a simple one that is better."""
+    problem = ctx.problem
+    if placement is not None:
+        ctx.evaluate(placement)
+    if problem.objective != "throughput" and not problem.contiguous and problem.max_devices is None:
+        ctx.evaluate(schedule(problem)[0])
+    if not ctx.should_stop():
+        blocks_by_load(problem, ctx)
+    if ctx.best is None:
+        ctx.evaluate(blocks_by_memory(problem, ctx))
+    while ctx.best is None and not ctx.should_stop() and ctx.evaluations < 2_000:
+        ctx.evaluate_batch(sample(problem, ctx.rng, 64))
+
+
+def _refine(ctx: Context, levels: list[Level], patience: int) -> None:
+    """Move groups of this level and of all coarser ones, until nothing helps any more."""
+    if ctx.best is None or not ctx.problem.num_units or ctx.problem.num_devices == 1 or ctx.should_stop():
+        return
+    moves = Moves(levels, ctx.rng)
+    current = _Current(ctx.problem, ctx, ctx.best[0])
+    failed = 0
+    while failed < patience * ctx.problem.num_units and not ctx.should_stop():
+        failed = 0 if current.improve(moves) else failed + _BATCH
+
+
+# ---- levels ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """A problem and, for each op of the finer one, the op that it became part of."""
+
+    problem: Problem
+    label: Ints
+
+
+def hierarchy(problem: Problem, ctx: Context, coarsest: int) -> list[Level]:
+    """The problem, finest first, down to about so many ops."""
+    levels = [Level(problem, np.arange(problem.num_ops, dtype=np.int32))]
+    while levels[-1].problem.num_ops > coarsest and not ctx.should_stop():
+        finer = levels[-1].problem
+        for connected in (True, False):
+            level = coarser(finer, coarsest, connected=connected)
+            if level.problem.num_ops < 0.8 * finer.num_ops:
+                levels.append(level)
+                break
+        else:
+            break
+    return levels
+
+
+def coarser(problem: Problem, coarsest: int, *, connected: bool) -> Level:
+    """Fuse up to four ops in a row, of those that may be: same devices, model and phase; not too heavy together."""
+    graph = problem.graph
+    seconds = problem.seconds.min(axis=1, initial=np.inf)
+    weight = np.stack([seconds, graph.resident_bytes], axis=1)
+    limit = np.maximum(weight.sum(axis=0) / coarsest * _HEAVIEST, 1e-300)
+    start, edges = graph.in_edges
+    # The heaviest input comes last, so that it is right before its reader.
+    size = graph.tensor_bytes[graph.edge_tensor[edges]]
+    edges = edges[np.lexsort((size, graph.consumers[edges]))]
+    readers = np.diff(graph.out_edges[0])
+    label, order = _fuse(
+        start, graph.edge_producer[edges], readers, _kinds(problem), problem.unit, problem.per_unit(weight / limit),
+        np.int64(_FUSE), connected,
+    )  # fmt: skip
+    first = np.flatnonzero(np.diff(label[order], prepend=-1))
+    table = np.add.reduceat(problem.seconds[order], first, axis=0) if len(order) else problem.seconds
+    fused = replace(
+        problem, graph=contract(graph, label).graph, costs=Costs.create(table), pins={}, forbidden=()
+    )  # pins and forbidden devices are in the costs
+    return Level(fused, label)
+
+
+def _kinds(problem: Problem) -> NDArray[np.int64]:
+    """[N] ops of different kinds are never fused: what may run where, whose it is, and parameters that many read."""
+    graph = problem.graph
+    shared = graph.is_stored & (np.diff(graph.out_edges[0]) > 1)
+    columns = [graph.phase, graph.model, shared]
+    if not problem.allowed.all():
+        columns += list(np.packbits(problem.allowed, axis=1).T)
+    kind = np.zeros(problem.num_ops, np.int64)
+    for column in columns:
+        both = kind * (int(column.max(initial=0)) + 1) + column
+        kind = np.unique(both, return_inverse=True)[1].astype(np.int64)
+    return kind
+
+
+@njit(cache=True, nogil=True)
+def _fuse(start, producer, readers, kind, unit, weight, most, connected):  # type: ignore[no-untyped-def]
+    """(label [N], order [N]): pieces of the order in which a depth-first walk back from the results leaves the ops.
+
+    A piece has at most `most` ops of one kind, each of which (where `connected`) reads from the one before or another
+    of the piece. Units that meet in a piece become one; no unit made so weighs more than 1 in any respect.
+    """
+    n = len(readers)
+    label, order = np.full(n, -1, np.int32), np.empty(n, np.int64)
+    at = start[:-1].copy()  # the next input to walk to
+    seen = np.zeros(n, np.bool_)
+    stack = np.empty(n + 1, np.int64)
+    root, total = np.arange(len(weight)), weight.copy()
+    pieces, length, done = 0, 0, 0
+    for sink in range(n):
+        if readers[sink] > 0:
+            continue
+        depth = 1
+        stack[0] = sink
+        seen[sink] = True
+        while depth > 0:
+            op = stack[depth - 1]
+            if at[op] < start[op + 1]:
+                source = producer[at[op]]
+                at[op] += 1
+                if not seen[source]:
+                    seen[source] = True
+                    stack[depth] = source
+                    depth += 1
+                continue
+            depth -= 1
+            fits = 0 < length < most and kind[order[done - 1]] == kind[op]
+            if fits and connected:
+                fits = False
+                for e in range(start[op], start[op + 1]):
+                    fits |= label[producer[e]] == pieces - 1
+            if fits:
+                a, b = unit[order[done - 1]], unit[op]
+                while root[a] != a:
+                    root[a] = root[root[a]]
+                    a = root[a]
+                while root[b] != b:
+                    root[b] = root[root[b]]
+                    b = root[b]
+                if a != b:
+                    for w in range(weight.shape[1]):
+                        fits &= total[a, w] + total[b, w] <= 1.0
+                    if fits:
+                        root[b] = a
+                        for w in range(weight.shape[1]):
+                            total[a, w] += total[b, w]
+            if not fits:
+                pieces += 1
+                length = 0
+            length += 1
+            label[op] = pieces - 1
+            order[done] = op
+            done += 1
+    return label, order
+
+
+# ---- moves -----------------------------------------------------------------------------------------------------------
+
+
+class Moves:
+    """Groups of a level, or of a coarser one, to a device next to them, or changing places with another group."""
+
+    def __init__(self, levels: list[Level], rng: np.random.Generator) -> None:
+        self._problem, self._rng = levels[0].problem, rng
+        problem, graph = self._problem, self._problem.graph
+        self._allowed = problem.per_unit(problem.allowed, np.logical_and)
+        self._resident = problem.per_unit(graph.resident_bytes)
+        self._movable = self._allowed.sum(axis=1) > 1
+        self._ops = _Lists(problem.unit)
+        # The units of each group, level by level; a unit goes with its first op.
+        label = problem.first_of_unit
+        self._groups = [_Lists(np.arange(problem.num_units))]
+        for level in levels[1:]:
+            label = level.label[label]
+            self._groups.append(_Lists(label))
+        ends = problem.unit[graph.edge_producer], problem.unit[graph.consumers]
+        self._ends = np.concatenate(ends), np.concatenate(ends[::-1])
+        self._near = _Lists(self._ends[0])
+        self._seen: Ints | None = None
+
+    def batch(self, placement: Ints, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
+        """Up to `count` changed placements and the ops that changed in each."""
+        device = self._look_at(placement)
+        rows, changed = [], []
+        for _ in range(count if len(self._seeds) else 0):
+            change = self._change(device)
+            if change:
+                row = placement.copy()
+                for units, target in change:
+                    for unit in units:
+                        row[self._ops[unit]] = target
+                rows.append(row)
+                changed.append(np.concatenate([self._ops[unit] for units, _ in change for unit in units]).tolist())
+        return np.array(rows, np.int32).reshape(-1, len(placement)), changed
+
+    def _look_at(self, placement: Ints) -> Ints:
+        """Device by unit; the units at a boundary are the seeds of moves, or all where there is none."""
+        if self._seen is not placement:
+            self._seen, self._device = placement, placement[self._problem.first_of_unit]
+            self._used = np.bincount(self._device, self._resident, self._problem.num_devices)
+            here, there = self._ends
+            at_boundary = np.zeros(self._problem.num_units, np.bool_)
+            at_boundary[here[self._device[here] != self._device[there]]] = True
+            seeds = np.flatnonzero(at_boundary & self._movable)
+            self._seeds = seeds if len(seeds) else np.flatnonzero(self._movable)
+        return self._device
+
+    def _change(self, device: Ints) -> list[tuple[list[int], int]]:
+        rng = self._rng
+        seed = int(self._seeds[rng.integers(len(self._seeds))])
+        scale = int(rng.integers(len(self._groups)))
+        source, target = int(device[seed]), self._target(seed, device)
+        if target == source:
+            return []
+        going = self._part(seed, scale, device, target)
+        if rng.random() < 0.75 and self._fits(going, [], source, target):
+            return [(going, target)]
+        other = int(self._seeds[rng.integers(len(self._seeds))])
+        if device[other] != target or not self._allowed[other, source]:
+            return []
+        coming = self._part(other, scale, device, source)
+        return [(going, target), (coming, source)] if self._fits(going, coming, source, target) else []
+
+    def _target(self, unit: int, device: Ints) -> int:
+        """The device of a neighbour, three times out of four, or any other."""
+        near = self._near[unit]
+        if len(near) and self._rng.random() < 0.75:
+            target = int(device[self._ends[1][near[self._rng.integers(len(near))]]])
+            if self._allowed[unit, target] and target != device[unit]:
+                return target
+        choices = np.flatnonzero(self._allowed[unit])
+        return int(choices[self._rng.integers(len(choices))])
+
+    def _part(self, unit: int, scale: int, device: Ints, target: int) -> list[int]:
+        """What the unit's group has on the unit's device and may have on the target."""
+        group = self._groups[scale]
+        members = group[group.owner[unit]]
+        part: list[int] = members[(device[members] == device[unit]) & self._allowed[members, target]].tolist()
+        return part
+
+    def _fits(self, going: list[int], coming: list[int], source: int, target: int) -> bool:
+        """Whether no device that gains bytes has too many of them."""
+        gain = float(self._resident[going].sum() - self._resident[coming].sum())
+        where, gain = (target, gain) if gain > 0 else (source, -gain)
+        return gain == 0 or bool(self._used[where] + gain <= self._problem.capacity[where])
+
+
+class _Lists:
+    """The positions at which each owner stands."""
+
+    def __init__(self, owner: NDArray[np.integer]) -> None:
+        self.owner = owner
+        self._items = np.argsort(owner, kind="stable")
+        self._start = np.concatenate([[0], np.cumsum(np.bincount(owner))])
+
+    def __getitem__(self, i: int) -> NDArray[np.int64]:
+        if i + 1 >= len(self._start):
+            return self._items[:0]
+        items: NDArray[np.int64] = self._items[self._start[i] : self._start[i + 1]]
+        return items

@@ -107,6 +107,8 @@ def test_a_batch_of_products(load):
 def test_einsum_of_two_is_a_product(load):
     graph = load([node("Einsum", "a b", equation="bij,bkj->bik")], {"a": (2, 3, 4), "b": (2, 5, 4)})
     assert work(graph)["y"][:2] == ("matmul", 2 * 30 * 4)
+    graph = load([node("Einsum", "a b", equation="ij,jk")], {"a": (2, 3), "b": (3, 5)})
+    assert work(graph)["y"][:2] == ("matmul", 2 * 10 * 3)
 
 
 def test_an_lstm(load):

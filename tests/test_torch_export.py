@@ -23,6 +23,7 @@ from placewise.graph import Graph  # noqa: E402
 from placewise.importers import pt2, torch_export  # noqa: E402
 from placewise.importers.assembly import kinds_without_formula  # noqa: E402
 from placewise.importers.aten import Laid, _fits  # noqa: E402
+from placewise.importers.einsum import einsum  # noqa: E402
 from placewise.kinds import TensorType  # noqa: E402
 
 
@@ -155,9 +156,38 @@ def test_recurrent_nets():
     assert work(graph) == {"gru": steps * 3 * 8 * (2 * (4 + 8) + 8)}
 
 
+def test_a_projected_lstm():
+    graph = pw.from_torch(nn.LSTM(4, 8, 2, proj_size=3, bidirectional=True), (torch.zeros(5, 2, 4),))
+    # Per step, direction and layer: four gates of 8 from the input and the 3 of the step before, then 8 to 3.
+    per_layer = [2 * 10 * (4 * 8 * (2 * (width + 3) + 8) + 2 * 8 * 3) for width in (4, 6)]
+    assert work(graph) == {"lstm": sum(per_layer)}
+
+
+@pytest.mark.parametrize(
+    ("cell", "name", "gates"),
+    [(nn.LSTMCell, "lstm_cell", 4), (nn.GRUCell, "gru_cell", 3), (nn.RNNCell, "rnn_tanh_cell", 1)],
+)
+def test_a_cell_is_one_step(cell, name, gates):
+    graph = pw.from_torch(cell(4, 8), (torch.zeros(2, 4),))
+    assert work(graph) == {name: 2 * gates * 8 * (2 * (4 + 8) + 8)}
+
+
+def test_a_bilinear_layer():
+    graph = pw.from_torch(nn.Bilinear(4, 5, 6), (torch.zeros(2, 4), torch.zeros(2, 5)))
+    assert work(graph) == {"bilinear": 2 * 6 * (2 * (4 * 5 + 5) + 1)}
+
+
 def test_an_embedding_reads_only_its_rows():
     graph = pw.from_torch(nn.Embedding(1000, 8), (torch.zeros(3, 5, dtype=torch.long),))
     assert graph.bytes_accessed[graph.op_index("embedding")] == 2 * 15 * 8 * 4 + 15 * 8
+
+
+def test_a_bag_reads_a_row_for_every_index():
+    graph = pw.from_torch(nn.EmbeddingBag(1000, 8), (torch.zeros(3, 5, dtype=torch.long),))
+    op = graph.op_index("embedding_bag")
+    # 15 rows of 8 and as many indices; 3 offsets; 3 sums, and for each index and bag what torch keeps of it.
+    assert graph.bytes_accessed[op] == 15 * 8 * 4 + 15 * 8 + 3 * 8 + 3 * 8 * 4 + (15 + 3 + 3) * 8
+    assert graph.flops[op] == 15 * 8
 
 
 def test_experts_have_flops():
@@ -179,7 +209,15 @@ def test_experts_have_flops():
     [
         (lambda a, b: torch.einsum("bij,bjk->bik", a, b), 2 * 3 * 4 * 5 * 6),
         (lambda a, b: torch.einsum("bij,bjk->ik", a, b), 2 * 3 * 4 * 5 * 6),
+        (lambda a, b: torch.einsum("bij,bjk", a, b), 2 * 3 * 4 * 5 * 6),
+        (lambda a, b: torch.einsum("...ij,...jk->...ik", a, b), 2 * 3 * 4 * 5 * 6),
+        (lambda a, b: torch.einsum("...ij,...jk", a, b), 2 * 3 * 4 * 5 * 6),
         (lambda a, b: a @ b, 2 * 3 * 4 * 5 * 6),
+        (lambda a, b: torch.inner(a, b.transpose(1, 2)), 2 * (3 * 4) * (3 * 6) * 5),
+        (lambda a, b: torch.linalg.vecdot(a, b[:, :4, :5]), 2 * 3 * 4 * 5),
+        (lambda a, b: torch.linalg.vecdot(a, b[:, :4, :5], dim=1), 2 * 3 * 4 * 5),
+        (lambda a, b: torch.cdist(a, b.transpose(1, 2)), 2 * 3 * 4 * 6 * 5),
+        (lambda a, b: nn.functional.bilinear(a[0], b[0, :4], torch.zeros(7, 5, 6)), 2 * 4 * 7 * (5 * 6 + 6)),
         (lambda a, b: torch.baddbmm(torch.zeros(3, 4, 6), a, b), 2 * 3 * 4 * 5 * 6 + 3 * 4 * 6),
         (lambda a, b: torch.tensordot(a, b, dims=([2], [1])), 2 * 3 * 4 * 3 * 6 * 5),
     ],
@@ -192,13 +230,42 @@ def test_products(function, flops):
     assert sum(work(pw.from_torch(Product(), (torch.zeros(3, 4, 5), torch.zeros(3, 5, 6)))).values()) == flops
 
 
-def test_a_product_without_a_formula_is_an_error():
+def test_a_summation_without_an_arrow_keeps_what_occurs_once():
+    assert einsum("ij,jk", [(2, 3), (3, 5)]) == {"equation": "ij,jk", "k": 3}
+    assert einsum("...ij,jk", [(7, 2, 3), (3, 5)])["k"] == 3
+    assert einsum("...i,...i->i", [(7, 2, 3), (2, 3)])["k"] == 7 * 2
+    assert einsum("i,j", [(2,), (3,)])["k"] == 1
+    with pytest.raises(InvalidInput, match="does not fit"):
+        einsum("ij,jk", [(2, 3, 4), (3, 5)])
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("einsum", lambda a: torch.einsum("ij,jk,kl->il", a, a, a)),
+        ("linalg_multi_dot", lambda a: torch.linalg.multi_dot([a, a, a])),
+        ("linalg_matrix_power", lambda a: torch.linalg.matrix_power(a, 5)),
+        ("linalg_solve", lambda a: torch.linalg.solve(a, a)),
+        ("linalg_inv", torch.linalg.inv),
+        ("linalg_matrix_norm", lambda a: torch.linalg.matrix_norm(a, 2)),
+    ],
+)
+def test_a_product_without_a_formula_is_an_error(name, function):
     class Odd(nn.Module):
         def forward(self, a: torch.Tensor) -> torch.Tensor:
-            return torch.einsum("ij,jk,kl->il", a, a, a)
+            return function(a)
 
-    with pytest.raises(Unsupported, match="einsum"):
+    with pytest.raises(Unsupported, match=name):
         pw.from_torch(Odd(), (torch.zeros(3, 3),))
+
+
+def test_norms_are_reductions():
+    class Norms(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.norm(a, ord=2, dim=-1).sum() + torch.linalg.matrix_norm(a)
+
+    graph = pw.from_torch(Norms(), (torch.zeros(3, 4),))
+    assert sum(f for f, kind in zip(graph.flops, graph.op_kinds, strict=True) if kind == "reduce") == 12 + 3 + 12
 
 
 def test_what_has_no_formula_keeps_its_name_and_its_bytes():

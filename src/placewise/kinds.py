@@ -64,7 +64,7 @@ class Op:
             work = float(KINDS[self.kind].flops(self))
         except (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError):
             raise InvalidInput(f"{self.signature:.300}: these are no tensors for an op of this kind") from None
-        if work <= 0 and KINDS[self.kind].family in _NEVER_FREE and all(out.elements for out in self.outputs):
+        if work <= 0 and KINDS[self.kind].family in NEVER_FREE and all(out.elements for out in self.outputs):
             raise InvalidInput(f"{self.signature:.300}: an op of this kind cannot cost nothing")
         return work
 
@@ -92,12 +92,13 @@ class Kind(NamedTuple):
 
 
 def family(kind: str) -> str:
-    """The family of a kind; "other" where the kind is not known."""
-    return KINDS[kind].family if kind in KINDS else "other"
+    """The family of a kind, or of what it is the backward of; "other" where that is not known."""
+    known = KINDS.get(kind) or KINDS.get(kind.removesuffix("_backward"))
+    return known.family if known else "other"
 
 
 #: Families whose ops always compute: zero FLOPs would be a mistake.
-_NEVER_FREE: Final = frozenset({"matmul", "conv", "attention", "recurrent"})
+NEVER_FREE: Final = frozenset({"matmul", "conv", "attention", "recurrent"})
 
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------
@@ -111,6 +112,13 @@ def _picked(op: Op) -> float:
     """Only what is picked is read, and the indices."""
     made = sum(t.bytes for t in op.outputs)
     return 2 * made + sum(min(t.bytes, made) for t in op.inputs[1:])
+
+
+def _bag_touched(op: Op) -> float:
+    """inputs: table [rows, width], indices. A row is read for every index, of whichever bag."""
+    table, indices, *rest = op.inputs
+    row = TensorType(table.dtype, table.shape[1:]).bytes
+    return indices.elements * row + sum(t.bytes for t in (indices, *rest, *op.outputs))
 
 
 def _put(op: Op) -> float:
@@ -155,6 +163,13 @@ def _matmul(op: Op) -> float:
     k: int = op.attributes.get("k", op.inputs[0].shape[-1])
     bias = op.outputs[0].elements if len(op.inputs) > 2 else 0
     return 2.0 * k * op.outputs[0].elements + bias
+
+
+def _bilinear(op: Op) -> float:
+    """inputs: x [..., i], y [..., j], weight [out, i, j], perhaps a bias: x by the weight, then that by y."""
+    i, j = op.inputs[2].shape[1:]
+    bias = op.outputs[0].elements if len(op.inputs) > 3 else 0
+    return 2.0 * (i * j + j) * op.outputs[0].elements + bias
 
 
 def _grouped_matmul(op: Op) -> float:
@@ -203,18 +218,29 @@ def _attention_backward(op: Op) -> float:
 
 
 def _recurrent(gates: int) -> Callable[[Op], float]:
-    """inputs: x [steps, batch, in], then the weights; attributes `hidden`, `layers`, `directions`."""
+    """inputs: x [steps, batch, in], or of one step [batch, in]; weights. Attributes `hidden`, `layers`, `directions`.
+
+    Attribute `projected`: the width of the output, where that is not `hidden` but a product with it.
+    """
 
     def flops(op: Op) -> float:
         x = op.inputs[0].shape
         hidden, directions = op.attributes["hidden"], op.attributes.get("directions", 1)
+        out = op.attributes.get("projected", hidden)
+        projection = 2.0 * hidden * out if "projected" in op.attributes else 0.0
         total, width = 0.0, x[-1]
         for _ in range(op.attributes.get("layers", 1)):
-            total += directions * math.prod(x[:-1]) * gates * hidden * (2.0 * (width + hidden) + 8)
-            width = hidden * directions
+            per_step = gates * hidden * (2.0 * (width + out) + 8) + projection
+            total += directions * math.prod(x[:-1]) * per_step
+            width = out * directions
         return total
 
     return flops
+
+
+def _bag(op: Op) -> float:
+    """inputs: table [rows, width], indices. The rows of a bag are added up."""
+    return float(op.inputs[1].elements * op.inputs[0].shape[-1])
 
 
 def _pool(op: Op) -> float:
@@ -256,6 +282,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "constant": Kind("stored", _free, _nothing),
     "view": Kind("view", _free, _nothing),
     "matmul": Kind("matmul", _matmul, _all),
+    "bilinear": Kind("matmul", _bilinear, _all),
     "grouped_matmul": Kind("matmul", _grouped_matmul, _experts),
     "conv": Kind("conv", _conv, _all),
     "conv_transposed": Kind("conv", _conv_transposed, _all),
@@ -287,6 +314,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "pool_backward": Kind("pool", _per_output(2), _all),
     "resize": Kind("pool", _per_output(7), _all),
     "embedding": Kind("gather", _free, _picked),
+    "embedding_bag": Kind("gather", _bag, _bag_touched),
     "gather": Kind("gather", _free, _picked),
     "slice": Kind("gather", _free, _picked),
     "scatter": Kind("gather", _free, _put),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from placewise.errors import Unsupported
 from placewise.graph import Tensor
+from placewise.importers.einsum import einsum
 from placewise.kinds import TensorType
 
 
@@ -176,7 +177,8 @@ def _fits(given: Laid, shape: tuple[int, ...]) -> bool:
 
 #: Whatever is named like this computes much; to cost it by its bytes would be a grave mistake.
 _GEMM_LIKE: Final = re.compile(
-    r"(mm|matmul|gemm|linear|conv\d?d?|convolution|attention|lstm|gru|rnn|einsum)(_|\.|\d|$)"
+    r"(mm|matmul|gemm|linear|conv\d?d?|convolution|attention|lstm|gru|rnn|einsum|cdist)(_|\.|\d|$)"
+    r"|^_?(linalg_|cholesky|svd|qr$|lu_|triangular_solve|p?inverse|(log|slog)?det$|matrix_(power|exp))"
 )
 
 _FILLS = (
@@ -191,8 +193,8 @@ _REDUCTIONS = (
 )  # fmt: skip
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "view": ("select", "slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "expand",
-             "expand_as", "broadcast_to", "broadcast_tensors", "diagonal", "unfold", "as_strided", "real", "imag",
-             "unsafe_split", "unsafe_chunk", "hsplit", "vsplit", "dsplit"),
+             "expand_as", "broadcast_to", "broadcast_tensors", "diagonal", "linalg_diagonal", "unfold",
+             "as_strided", "real", "imag", "unsafe_split", "unsafe_chunk", "hsplit", "vsplit", "dsplit"),
     "copy": ("clone", "contiguous", "reshape", "reshape_as", "flatten", "ravel", "lift_fresh_copy", "flip", "roll",
              "repeat", "tile", "repeat_interleave", "tril", "triu", "pixel_shuffle", "pixel_unshuffle",
              "channel_shuffle", "im2col", "meshgrid", "diag", "diag_embed"),
@@ -202,7 +204,8 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "gather": ("index", "index_select", "gather", "take", "take_along_dim", "_unsafe_index", "masked_select"),
     "scatter": ("index_put", "_unsafe_index_put", "index_copy", "index_add", "scatter", "scatter_add", "index_fill",
                 "scatter_reduce", "slice_scatter", "select_scatter", "masked_scatter"),
-    "embedding": ("embedding", "embedding_bag", "_embedding_bag"),
+    "embedding": ("embedding",),
+    "embedding_bag": ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"),
     "embedding_backward": ("embedding_dense_backward",),
     "batch_norm": ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_no_update",
                    "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "cudnn_batch_norm",
@@ -218,8 +221,9 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "nll_loss": ("nll_loss", "nll_loss_nd", "nll_loss_forward", "nll_loss2d", "nll_loss2d_forward"),
     "pool_backward": ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward",
                       "avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
-                      "adaptive_max_pool2d_backward", "upsample_nearest2d_backward", "upsample_bilinear2d_backward",
-                      "avg_pool1d_backward"),
+                      "adaptive_max_pool2d_backward", "upsample_nearest1d_backward", "upsample_nearest2d_backward",
+                      "upsample_nearest3d_backward", "upsample_linear1d_backward", "upsample_bilinear2d_backward",
+                      "upsample_trilinear3d_backward", "upsample_bicubic2d_backward", "avg_pool1d_backward"),
     "resize": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d",
                "upsample_linear1d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
                "_upsample_nearest_exact2d", "_upsample_bicubic2d_aa"),
@@ -252,7 +256,8 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "selu": ("selu",), "silu": ("silu",), "gelu": ("gelu",), "mish": ("mish",), "silu_backward": ("silu_backward",),
     "gelu_backward": ("gelu_backward",), "swiglu": ("glu",),
     "elementwise": ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-                    "binary_cross_entropy_with_logits", "nan_to_num", "polar", "complex", "hypot", "bernoulli"),
+                    "binary_cross_entropy_with_logits", "nan_to_num", "polar", "complex", "hypot", "bernoulli",
+                    "linalg_cross"),
 }  # fmt: skip
 _KIND_OF: Final = {operator: kind for kind, operators in _KINDS.items() for operator in operators}
 
@@ -275,18 +280,28 @@ def _linear(call: Call) -> Work:
 
 
 def _einsum(call: Call) -> Work:
-    """Of two tensors, a product over the letters that the result does not have."""
-    values = call.tensors
-    given, _, result = str(call["equation"]).replace(" ", "").partition("->")
-    letters = given.split(",")
-    if len(values) != 2 or len(letters) != 2 or "." in given:
-        if len(values) == 1:
-            return Work("reduce", values, {"axes": call["equation"]})
-        raise Unsupported(f"einsum {call['equation']!r:.60}: only two tensors with named axes can be costed")
-    size: dict[str, int] = {}
-    for axes, value in zip(letters, values, strict=True):
-        size |= dict(zip(axes, value.type.shape, strict=True))
-    return Work("matmul", values, {"k": math.prod(n for name, n in size.items() if name not in result)})
+    values, equation = call.tensors, str(call["equation"])
+    if len(values) == 1:
+        return Work("reduce", values, {"axes": equation})
+    product = einsum(equation, [value.type.shape for value in values])
+    if product is None:
+        raise Unsupported(f"einsum {equation!r:.60}: how much it computes is known for two tensors only")
+    return Work("matmul", values, product)
+
+
+def _named_product(name: str, first: str, second: str) -> Callable[[Call], Work]:
+    """Sums over an axis of its own, by default the last, that both factors have."""
+
+    def rule(call: Call) -> Work:
+        a, b = call[first], call[second]
+        return Work("matmul", [a, b], {"of": name, "k": a.type.shape[call.arguments.get("dim", -1)]})
+
+    return rule
+
+
+def _bilinear(call: Call) -> Work:
+    bias = [call["bias"]] if call.arguments.get("bias") is not None else []
+    return Work("bilinear", [call["input1"], call["input2"], call["weight"], *bias])
 
 
 def _grouped(call: Call) -> Work:
@@ -346,20 +361,31 @@ def _attention_backward(call: Call) -> Work:
     return Work("attention_backward", [gradient, *named, *rest], attributes)
 
 
+_GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
+
+
 def _recurrent(call: Call) -> Work:
-    """lstm, gru, rnn_tanh, rnn_relu: x, the weights, the state."""
+    """lstm, gru, rnn_tanh, rnn_relu: x, the weights, the state. The output of an LSTM may be projected."""
     kind = call.operator.partition("_")[0]
     weights: list[Value] = call["params"]
     x: Value = call["input"] if "input" in call.arguments else call["data"]
-    hidden = weights[1].type.shape[0] // {"lstm": 4, "gru": 3, "rnn": 1}[kind]
+    rows, out = weights[1].type.shape
     attributes = {
-        "hidden": hidden,
+        "hidden": rows // _GATES[kind],
         "layers": call["num_layers"],
         "directions": 2 if call["bidirectional"] else 1,
         "batch_first": bool(call.arguments.get("batch_first")),
     }
+    if out != attributes["hidden"]:
+        attributes["projected"] = out
     state = [value for value in call.tensors if value is not x and value not in weights]
     return Work(kind, [x, *weights, *state], attributes)
+
+
+def _cell(call: Call) -> Work:
+    """One step: x [batch, in], the state, the weights."""
+    kind = call.operator.partition("_")[0]
+    return Work(kind, call.tensors, {"hidden": call["w_hh"].type.shape[1]})
 
 
 def _pool(call: Call) -> Work:
@@ -393,6 +419,15 @@ def _reduction(call: Call) -> Work:
     axes = call.arguments.get("dim")
     attributes = {"of": call.operator} | ({} if axes is None else {"axes": axes})
     return Work("reduce", call.tensors, attributes)
+
+
+def _norm(call: Call) -> Work:
+    """Of a vector or a matrix; some of those of a matrix are found from its singular values."""
+    axes, x = call.arguments.get("dim"), call.tensors[0].type.shape
+    of_matrix = len(axes) == 2 if isinstance(axes, list) else axes is None and len(x) == 2
+    if of_matrix and call.arguments.get("ord") in (2, -2, "nuc"):
+        raise Unsupported(f"{call.operator}: how much a norm by singular values computes is not known")
+    return _reduction(call)
 
 
 def _power(call: Call) -> Work:
@@ -430,6 +465,10 @@ _RULES: Final[Mapping[str, Callable[[Call], Work]]] = {
     "mv": _product("self", "vec"),
     "dot": _product("self", "tensor"),
     "vdot": _product("self", "other"),
+    "inner": _named_product("inner", "self", "other"),
+    "linalg_vecdot": _named_product("vecdot", "x", "y"),
+    "cdist": _named_product("cdist", "x1", "x2"),
+    "bilinear": _bilinear,
     "addmv": _product("mat", "vec", "self"),
     "_int_mm": _product("self", "mat2"),
     "_scaled_mm": _product("self", "mat2", "bias"),
@@ -461,6 +500,7 @@ _RULES: Final[Mapping[str, Callable[[Call], Work]]] = {
         _attention_backward,
     ),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
+    **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _cell),
     **dict.fromkeys(
         ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool1d_with_indices",
          "max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
@@ -477,6 +517,8 @@ _RULES: Final[Mapping[str, Callable[[Call], Work]]] = {
     "argsort": _along("sort"),
     "topk": _along("topk"),
     **dict.fromkeys(_REDUCTIONS, _reduction),
+    "linalg_norm": _norm,
+    "linalg_matrix_norm": _norm,
     **dict.fromkeys(_FILLS, _fill),
     "pow": _power,
     "to": _cast,

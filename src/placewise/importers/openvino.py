@@ -19,7 +19,8 @@ from placewise.errors import InvalidInput, Unsupported
 from placewise.graph import Graph
 from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
-from placewise.importers.values import SAME, SMALL, Values, check_dims, einsum, need_dims, own_kind
+from placewise.importers.einsum import einsum
+from placewise.importers.values import SAME, SMALL, Values, check_dims, need_dims, own_kind
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 

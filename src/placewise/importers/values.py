@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
@@ -157,24 +156,6 @@ def own_kind(framework: str, op: str) -> str:
 
 
 _COMPUTES_MUCH: Final = re.compile(r"MatMul|Gemm|Conv(?!ert)|Attention|LSTM|GRU|RNN|Einsum|MoE")
-
-
-def einsum(equation: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any] | None:
-    """The attributes of an Einsum of two factors as a product: its inner size is that of the letters that the result
-    lacks. None if there are more factors, or fewer.
-    """
-    factors, _, result = equation.replace(" ", "").partition("->")
-    terms = factors.split(",")
-    if len(terms) != 2 or len(shapes) != 2:
-        return None
-    sizes: dict[str, int] = {}
-    for term, shape in zip(terms, shapes, strict=True):
-        front, dots, back = term.partition("...")
-        if len(front) + len(back) > len(shape) or (not dots and len(term) != len(shape)):
-            raise InvalidInput(f"{equation!r:.60} does not fit its inputs")
-        sizes |= dict(zip(front, shape, strict=False)) | dict(zip(reversed(back), reversed(shape), strict=False))
-    inner = math.prod(size for letter, size in sizes.items() if letter not in result)
-    return {"equation": equation, "k": inner}
 
 
 def check_dims(dims: Mapping[str, int]) -> None:

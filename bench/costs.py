@@ -24,7 +24,8 @@ def predicted(profile: Profile, model: str) -> float:
     ops = np.flatnonzero(works).tolist()
     kinds, dtypes = [graph.op_kinds[i] for i in ops], [graph.op_dtypes[i] for i in ops]
     fitted = profile.without(graph.op_signatures, [model])
-    return float(fitted.predict(kinds, dtypes, graph.flops[works], graph.bytes_accessed[works]).sum())
+    times = fitted.predict(kinds, dtypes, graph.flops[works], graph.bytes_accessed[works])
+    return float(times.sum() * fitted.overhead(model))
 
 
 def by_datasheet(name: str, model: str) -> float | None:

@@ -66,11 +66,10 @@ class Profile:
     def __repr__(self) -> str:
         return f"<Profile {self.name!r}: {len(self.ops)} ops, {len(self.models)} models>"
 
-    @property
-    def overhead(self) -> float:
-        """A whole model's time over the sum of its ops', in the median: what running ops one after another adds."""
-        ratios = [model.seconds / model.sum_of_ops for model in self.models.values() if model.sum_of_ops > 0]
-        return float(np.median(ratios)) if ratios else 1.0
+    def overhead(self, model: str) -> float:
+        """A whole model's time over the sum of its ops'; of a model that was not measured, the median."""
+        known = {name: time.seconds / time.sum_of_ops for name, time in self.models.items() if time.sum_of_ops > 0}
+        return known[model] if model in known else float(np.median(list(known.values()))) if known else 1.0
 
     def without(self, signatures: Iterable[str], models: Iterable[str] = ()) -> Profile:
         """The profile as if these had not been measured: for judging predictions."""
@@ -84,11 +83,14 @@ class Profile:
     def predict(
         self, kinds: Sequence[str], dtypes: Sequence[str], flops: ArrayLike, bytes_accessed: ArrayLike
     ) -> Floats:
-        """Seconds of ops by the fitted rates, within a whole model."""
+        """Seconds of ops by the fitted rates; none is faster than the fastest that was measured."""
         rates = [self._rates_for(kind, dtype) for kind, dtype in zip(kinds, dtypes, strict=True)]
         work = _work(flops, bytes_accessed)
-        seconds: Floats = (np.array(rates).reshape(work.shape) * work).sum(axis=1) * self.overhead
-        return seconds
+        seconds = (np.array(rates).reshape(work.shape) * work).sum(axis=1)
+        least = np.array([self._fastest.get(dtype, 0.0) for dtype in dtypes]) * work[:, 1]
+        floor = np.maximum(least, self._fastest[""] * work[:, 2])
+        slower: Floats = np.maximum(seconds, floor)
+        return slower
 
     def _rates_for(self, kind: str, dtype: str) -> Rates:
         """By family and dtype, or family alone, or all ops, whichever is the narrowest with enough measurements."""
@@ -98,10 +100,25 @@ class Profile:
         return self.rates["", ""]
 
     @cached_property
+    def _fastest(self) -> Mapping[str, float]:
+        """The least seconds per FLOP, by dtype, and as "" per byte among ops that are large."""
+        per_flop: dict[str, list[float]] = {}
+        for time in self._timed:
+            if time.flops > 0:
+                per_flop.setdefault(time.dtype, []).append(time.seconds / time.flops)
+        per_byte = [time.seconds / time.bytes_accessed for time in self._timed if time.bytes_accessed > _FAR]
+        least = {dtype: min(rates) for dtype, rates in per_flop.items() if len(rates) >= _ENOUGH}
+        return least | {"": min(per_byte, default=0.0)}
+
+    @cached_property
+    def _timed(self) -> list[OpTime]:
+        return [time for time in self.ops.values() if time.seconds > 0]
+
+    @cached_property
     def rates(self) -> Mapping[tuple[str, str], Rates]:
         """Fitted rates by (family, dtype); "" stands for all."""
         groups: dict[tuple[str, str], list[OpTime]] = {("", ""): []}
-        for time in self.ops.values():
+        for time in self._timed:
             of_kind = family(time.kind)
             for key in ((of_kind, time.dtype), (of_kind, ""), ("", time.dtype), ("", "")):
                 groups.setdefault(key, []).append(time)
@@ -112,11 +129,10 @@ def fit(times: Sequence[OpTime]) -> Rates:
     """Rates, none negative, with small relative errors in the median sense: outliers do not pull."""
     from scipy.optimize import nnls
 
-    measured = [time for time in times if time.seconds > 0]
-    if not measured:
+    if not times:
         return Rates(0.0, 0.0, 0.0, 0.0)
-    work = _work([time.flops for time in measured], [time.bytes_accessed for time in measured])
-    seconds = np.array([time.seconds for time in measured])
+    work = _work([time.flops for time in times], [time.bytes_accessed for time in times])
+    seconds = np.array([time.seconds for time in times])
     relative = work / seconds[:, None]
     scale = relative.max(axis=0)
     scale[scale == 0] = 1.0  # none of these ops computes, say

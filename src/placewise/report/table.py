@@ -313,7 +313,7 @@ def describe_profile(facts: Mapping[str, Any]) -> str:
         ("measured", f"{facts['measured']}"),
         ("spread between quartiles", f"{facts['spread']:.1%} in the median"),
         ("sum of the ops", format_seconds(facts["sum_of_ops"])),
-        ("fitted rates, op by op", f"{facts['error']:.0%} off in the median"),
+        ("rates fitted to them", f"{facts['error']:.0%} off, op by op, in the median"),
     ]
     if facts["whole"] is not None:
         ratio = facts["whole"] / facts["sum_of_ops"] if facts["sum_of_ops"] else math.nan

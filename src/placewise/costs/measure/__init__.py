@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +20,8 @@ import numpy as np
 from placewise.errors import InvalidInput
 from placewise.files import known_profiles, load_profile, profile_folder, save_profile
 from placewise.graph import Graph
+from placewise.kinds import NEVER_FREE, family
+from placewise.machine import cpu_title, usable_cores
 from placewise.profiles import ModelTime, OpTime, Profile
 
 _SAVE_EVERY = 10.0  # seconds
@@ -66,7 +68,7 @@ def summary(graph: Graph, found: Profile) -> dict[str, Any]:
     known = {signature: found.ops[signature] for signature in dict.fromkeys(all_ops) if signature in found.ops}
     timed = [time for time in known.values() if time.seconds > 0]
     columns = zip(*((time.kind, time.dtype, time.flops, time.bytes_accessed) for time in timed), strict=True)
-    fitted = found.predict(*map(list, columns)) / found.overhead if timed else np.zeros(0)
+    fitted = found.predict(*map(list, columns)) if timed else np.zeros(0)
     errors = np.abs(fitted / [time.seconds for time in timed] - 1) if timed else np.zeros(1)
     whole = found.models.get(graph.name)
     return {
@@ -108,18 +110,20 @@ def profile(
     works = (graph.flops > 0) | (graph.bytes_accessed > 0)
     wanted = {signature for signature, i in index.items() if signature and works[i]}
     missing = {signature for signature in wanted if signature not in ops or ops[signature].spread > _UNSTEADY}
+    fresh: dict[str, Timing] = {}
     began = saved = time.perf_counter()
     try:
-        rounds = (target.measure(missing) for _ in range(_ROUNDS))
-        measured = takewhile(lambda _: time.perf_counter() - began < seconds, chain.from_iterable(rounds))
-        for done, (signature, timing) in enumerate(measured, 1):
-            i = index[signature]
-            if signature not in ops or timing.seconds < ops[signature].seconds:  # what disturbs only adds
+        rounds = chain.from_iterable(target.measure(missing) for _ in range(_ROUNDS))
+        for done, (signature, timing) in enumerate(rounds, 1):
+            if signature not in fresh or timing.seconds < fresh[signature].seconds:  # what disturbs only adds
+                i, fresh[signature] = index[signature], timing
                 ops[signature] = OpTime(
                     graph.op_kinds[i], graph.op_dtypes[i], float(graph.flops[i]), float(graph.bytes_accessed[i]),
-                    timing.seconds, timing.spread, timing.scratch,
+                    *timing,
                 )  # fmt: skip
             on_progress(Progress(done, _ROUNDS * len(missing), signature))
+            if time.perf_counter() - began >= seconds:
+                break
             if time.perf_counter() - saved > _SAVE_EVERY:
                 save_profile(Profile(*about, ops, models), place)
                 saved = time.perf_counter()
@@ -157,28 +161,53 @@ def opened(model: str, device: str) -> Iterator[Target]:
             yield onnxruntime.OnnxruntimeTarget(path, name)
 
 
-def spread_over(
+def shared_out(
     graph: Graph, kernels: Sequence[tuple[Sequence[str], Sequence[float]]], wanted: set[str]
 ) -> Iterator[tuple[str, Timing]]:
     """Times of ops from those of kernels, each with the names of the ops that it was made of and its times.
 
     A fused kernel's time is shared out among its ops by the bytes that each would move and the FLOPs that it does, a
-    byte counting as much as ten FLOPs. An op that no kernel names was fused into its neighbours: it takes no time of
-    its own. Of ops with the same signature, the median counts.
+    byte counting as much as ten FLOPs. Of ops with the same signature, the median counts.
     """
     work = graph.bytes_accessed + graph.flops / 10
     position = {name: i for i, name in enumerate(graph.op_names)}
-    found: dict[str, list[tuple[float, float]]] = {}
-    for names, times in kernels:
-        ops = [position[name] for name in names if name in position and work[position[name]] > 0]
+    kernel_of = {position[name]: k for k, (names, _) in enumerate(kernels) for name in names if name in position}
+    if kernels and not kernel_of:
+        raise InvalidInput(f"{graph.name}: no kernel that the library reports is called after an op of the model")
+    _absorb(graph, kernel_of)
+    members: dict[int, list[int]] = {}
+    for op, kernel in kernel_of.items():
+        if work[op] > 0:
+            members.setdefault(kernel, []).append(op)
+    found: dict[str, list[Timing]] = {}
+    for kernel, ops in members.items():
+        timing = _median(kernels[kernel][1])
         total = sum(work[op] for op in ops)
-        low, median, high = np.percentile(times, [25, 50, 75]).tolist()
         for op in ops:
-            share = work[op] / total
-            found.setdefault(graph.op_signatures[op], []).append((median * share, (high - low) / max(median, 1e-9)))
-    for signature in sorted(wanted):
-        times_of = found.get(signature, [(0.0, 0.0)])
-        yield signature, Timing(float(np.median([t for t, _ in times_of])), float(np.median([s for _, s in times_of])))
+            share = timing._replace(seconds=timing.seconds * float(work[op] / total))
+            found.setdefault(graph.op_signatures[op], []).append(share)
+    for signature in sorted(wanted & found.keys()):
+        yield signature, Timing(*np.median([(t.seconds, t.spread, 0.0) for t in found[signature]], axis=0).tolist())
+
+
+def _absorb(graph: Graph, kernel_of: dict[int, int]) -> None:
+    """Ops that no kernel is called after were fused: cheap ones into the op before, others into the one behind."""
+    start, edges = graph.out_edges
+    first, in_edges = graph.in_edges
+    left = [op for op in graph.topological_order.tolist() if op not in kernel_of and not graph.is_stored[op]]
+    grown = True
+    while grown:
+        grown = False
+        for op in left:
+            readers = graph.consumers[edges[start[op] : start[op + 1]]].tolist()
+            makers = graph.edge_producer[in_edges[first[op] : first[op + 1]]].tolist()
+            behind = readers if len(set(readers)) == 1 else []
+            nearest = (*behind, *makers) if family(graph.op_kinds[op]) in NEVER_FREE else (*makers, *behind)
+            home = next((kernel_of[other] for other in nearest if other in kernel_of), None)
+            if home is not None:
+                kernel_of[op] = home
+                grown = True
+        left = [op for op in left if op not in kernel_of]
 
 
 def clocked(run: Callable[[int], Any], budget: float) -> Timing:
@@ -196,20 +225,14 @@ def clocked(run: Callable[[int], Any], budget: float) -> Timing:
         samples.append((time.perf_counter() - began) / count)
         if len(samples) >= 3 and once > budget:
             break
+    return _median(samples)
+
+
+def _median(samples: Sequence[float]) -> Timing:
     low, median, high = np.percentile(samples, [25, 50, 75]).tolist()
-    return Timing(median, (high - low) / median)
+    return Timing(median, (high - low) / max(median, 1e-12))
 
 
 def hardware_name() -> str:
     """This machine's CPU and how many of its cores may be used."""
-    import os
-    import platform
-
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{name}, {cores} cores"
+    return f"{cpu_title()}, {usable_cores()} cores"

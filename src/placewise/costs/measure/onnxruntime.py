@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, spread_over
+from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out
 from placewise.importers import onnx as importer
 from placewise.importers import require
 from placewise.importers.torch_export import quiet
@@ -21,13 +21,27 @@ _RUNS = 7  # with the profiler on, of which the first two warm up
 def written(model: str, folder: Path) -> tuple[Path, str]:
     """(file, name) of an ONNX model; one of the zoo is exported, with random weights."""
     if Path(model).suffix == ".onnx":
-        return Path(model), Path(model).stem
+        return _named(Path(model), folder), Path(model).stem
     torch = require("torch", "torch")
     module, args, _, name = pytorch.runnable(model)
     module, (args, _) = pytorch.materialised(module, (args, {}), "cpu")
     with quiet():
         torch.onnx.export(module, args, folder / "model.onnx", dynamo=True, external_data=True, verbose=False)
     return folder / "model.onnx", name
+
+
+def _named(path: Path, folder: Path) -> Path:
+    """The file, or a copy in which every node has the name that its op has: the runtime reports times by name."""
+    onnx = require("onnx", "onnx")
+    importer.load(path)  # refuses what is damaged, before the runtime sees it
+    model = onnx.load(str(path), load_external_data=False)
+    if all(node.name for node in model.graph.node):
+        return path
+    onnx.load_external_data_for_model(model, str(path.parent))
+    for node, name in zip(model.graph.node, importer.node_names(model.graph), strict=True):
+        node.name = name
+    onnx.save(model, str(folder / "model.onnx"), save_as_external_data=True, location="weights")
+    return folder / "model.onnx"
 
 
 class OnnxruntimeTarget:
@@ -58,11 +72,8 @@ class OnnxruntimeTarget:
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
                 runs.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
         made_by = self._makers()
-        kernels = {node: [_source(node, made_by)] for node in runs}
-        self._absorb(kernels)
-        yield from spread_over(
-            self.graph, [(kernels[node], times[2:] or times) for node, times in runs.items()], wanted
-        )
+        kernels = [([_source(node, made_by)], times[2:] or times) for node, times in runs.items()]
+        yield from shared_out(self.graph, kernels, wanted)
 
     def whole(self) -> Timing:
         """Without the profiler."""
@@ -75,22 +86,6 @@ class OnnxruntimeTarget:
         onnx = require("onnx", "onnx")
         nodes = onnx.load(self._path, load_external_data=False).graph.node
         return {output: node.name for node in nodes for output in node.output}
-
-    def _absorb(self, kernels: Mapping[str, list[str]]) -> None:
-        """Ops that no node is called after were fused: into the op that reads them, or else into the one before."""
-        graph, home = self.graph, {ops[0]: ops for ops in kernels.values()}
-        start, edges = graph.out_edges
-        first, in_edges = graph.in_edges
-        for op in reversed(graph.topological_order.tolist()):
-            if graph.op_names[op] in home or graph.is_stored[op]:
-                continue
-            readers = graph.consumers[edges[start[op] : start[op + 1]]].tolist()
-            makers = graph.edge_producer[in_edges[first[op] : first[op + 1]]].tolist()
-            for other in (*readers[: len(readers) == 1], *makers):
-                if graph.op_names[other] in home:
-                    home[graph.op_names[op]] = home[graph.op_names[other]]
-                    home[graph.op_names[op]].append(graph.op_names[op])
-                    break
 
     def _session(self, options: Any) -> Any:
         return self._runtime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, spread_over
+from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out
 from placewise.errors import InvalidInput
+from placewise.importers import onnx, require
 from placewise.importers import openvino as importer
-from placewise.importers import require
 
 _PER_MODEL = 5.0  # seconds
 _RUNS = 7  # with counters on, of which the first two warm up
@@ -17,9 +17,13 @@ _RUNS = 7  # with counters on, of which the first two warm up
 
 def written(model: str, folder: Path) -> tuple[Path, str]:
     """(file, name) of a model that OpenVINO reads; one of the zoo is converted, with random weights."""
-    if Path(model).suffix in (".xml", ".onnx"):
+    if Path(model).suffix == ".xml":
         return Path(model), Path(model).stem
     openvino = require("openvino", "openvino")
+    if Path(model).suffix == ".onnx":
+        onnx.load(model)  # refuses what is damaged, before OpenVINO sees it
+        openvino.save_model(openvino.convert_model(model), folder / "model.xml", compress_to_fp16=False)
+        return folder / "model.xml", Path(model).stem
     module, args, _, name = pytorch.runnable(model)
     module, (args, _) = pytorch.materialised(module, (args, {}), "cpu")
     converted = openvino.convert_model(module, example_input=args, input=[list(arg.shape) for arg in args])
@@ -60,7 +64,7 @@ class OpenvinoTarget:
                 about = kernel.get_rt_info()
                 sources = about["originalLayersNames"].value if "originalLayersNames" in about else ""
                 kernels.append(([source for source in sources.split(",") if source] or [name], times[name][2:]))
-        yield from spread_over(self.graph, kernels, wanted)
+        yield from shared_out(self.graph, kernels, wanted)
 
     def whole(self) -> Timing:
         """Without counters."""

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from placewise.costs.measure import Timing, clocked, hardware_name
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import torch_export
 
 _PER_OP = 0.05  # seconds
 _PER_MODEL = 3.0
-#: Weights are read from memory, not from a cache: calls take turns with copies of them that fill this many bytes.
-_BEYOND_CACHE = 256 * 1024**2
+#: In a model, an op's weights were last read a whole run ago: calls take turns with copies of them, of so many bytes in
+#: all but of eight at most.
+_TURNS = 256 * 1024**2
 
 
 class TorchTarget:
@@ -84,7 +85,7 @@ class TorchTarget:
         from torch.utils._pytree import tree_map
 
         held = sum(_bytes(arg.meta["val"]) for arg in node.all_input_nodes if arg.name in weights)
-        copies = min(8, max(1, _BEYOND_CACHE // held)) if held > 2**16 else 1
+        copies = min(8, max(1, _TURNS // held)) if held > 2**16 else 1
         shared: dict[str, Any] = {}
 
         def fed(arg: Any) -> Any:
@@ -148,25 +149,28 @@ def _bytes(value: Any) -> int:
 
 
 def materialised(module: Any, inputs: Any, device: Any) -> tuple[Any, Any]:
-    """A module and its inputs on a device, with small random weights, so that nothing overflows on the way."""
+    """A module and its inputs on a device; what has no values gets small random ones, so that nothing overflows."""
     import torch
     from torch.utils._pytree import tree_map
 
     held = [*module.parameters(), *module.buffers()]
-    module = module.to_empty(device=device) if any(tensor.is_meta for tensor in held) else module.to(device)
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.dtype.is_floating_point:
-                tensor.uniform_(0.0, 0.02)  # variances are among them
-            else:
-                tensor.zero_()
+    if not any(tensor.is_meta for tensor in held):
+        module = module.to(device)
+    else:
+        module = module.to_empty(device=device)
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.dtype.is_floating_point:
+                    tensor.uniform_(0.0, 0.02)  # variances are among them
+                else:
+                    tensor.zero_()
 
     def filled(given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
             return given
         if not given.is_meta:
             return given.to(device)
-        made = torch.rand(given.shape, device=device) if given.dtype.is_floating_point else torch.zeros(given.shape)
+        made = torch.rand(given.shape) if given.dtype.is_floating_point else torch.randint(100, given.shape)
         return made.to(device, given.dtype)
 
     return module.eval(), tree_map(filled, inputs)
@@ -180,5 +184,7 @@ def runnable(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
         program = torch_export.load_program(model)
         args, kwargs = program.example_inputs or ((), {})
         return program.module(), args, kwargs, Path(model).stem
+    if model in zoo.MODELS and zoo.MODELS[model].task == "training":
+        raise Unsupported(f"{model}: only inference is measured; profile {model.removesuffix('-train')}")
     module, args = zoo.module(model)
     return module, args, {}, model

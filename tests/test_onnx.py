@@ -10,7 +10,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from placewise import load_problem  # noqa: E402
-from placewise.errors import InvalidInput  # noqa: E402
+from placewise.errors import InvalidInput, Unsupported  # noqa: E402
 from placewise.importers import onnx as reader  # noqa: E402
 from placewise.importers.assembly import kinds_without_formula  # noqa: E402
 
@@ -148,6 +148,26 @@ def test_attention_with_its_weights_is_two_kernels_of_one_place(load):
     assert graph.group[graph.op_index("att")] == graph.group[graph.op_index("att/qkv")] >= 0
 
 
+def test_attention_with_its_weights_looks_at_the_past_and_has_widths_of_its_own(load):
+    options = {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 4], "domain": "com.microsoft", "name": "att"}
+    graph = load(
+        [node("Attention", "x w b  past", "y present", **options)],
+        {"x": (1, 4, 6), "past": (2, 1, 2, 3, 4)},
+        stored=[tensor("w", 6, 20), tensor("b", 20)],
+    )
+    found = work(graph)
+    assert found["att/qkv"][:2] == ("matmul", 4 * 20 * (2 * 6 + 1))
+    # 2 heads and 4 queries of width 4, 3 + 4 keys, values of width 2
+    assert found["att"][:2] == ("attention", 2 * 4 * 7 * (2 * (4 + 2) + 5))
+    assert graph.op_signatures[graph.op_index("att")].endswith("float32[1,4,4], float32[2,1,2,7,4]")
+
+
+@pytest.mark.parametrize(("opset", "extra"), [(12, '; {"axis":1,"flattened":true}'), (13, "")])
+def test_softmax_had_another_axis_once(load, opset, extra):
+    graph = load([node("Softmax", "x")], {"x": (2, 3, 4)}, opset=opset)
+    assert graph.op_signatures[graph.op_index("y")] == f"softmax(float32[2,3,4]{extra}) -> float32[2,3,4]"
+
+
 def test_pools_look_at_windows(load):
     graph = load(
         [node("MaxPool", "x", "m", kernel_shape=[2, 2], strides=[2, 2]), node("GlobalAveragePool", "m")],
@@ -243,6 +263,29 @@ def test_a_branch_is_one_op_that_reads_what_its_graphs_read(load):
     reads = {graph.op_names[p] for p, c in zip(graph.edge_producer, graph.consumers, strict=True)
              if graph.op_names[c] == "y"}  # fmt: skip
     assert reads == {"c", "x", "bias", "bias:1", "outer"}
+
+
+@pytest.mark.parametrize("kind", ["If", "Loop"])
+def test_a_product_in_a_branch_or_a_loop_is_an_error(load, kind):
+    made = [helper.make_tensor_value_info("h", F32, (2, 2))]
+    if kind == "If":
+        branch = helper.make_graph([node("MatMul", "x x", "h", name="inner")], "b", [], made)
+        nodes = [
+            node("ReduceMax", "x", "top", keepdims=0),
+            node("Cast", "top", "c", to=TensorProto.BOOL),
+            node("If", "c", then_branch=branch, else_branch=branch),
+        ]
+    else:
+        given = [
+            helper.make_tensor_value_info("i", I64, ()),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("old", F32, (2, 2)),
+        ]
+        going = helper.make_tensor_value_info("go", TensorProto.BOOL, ())
+        body = helper.make_graph([node("MatMul", "old x", "h", name="inner")], "b", given, [going, *made])
+        nodes = [node("Loop", "times  x", body=body)]
+    with pytest.raises(Unsupported, match=rf"node y \({kind}\).*MatMul 'inner'"):
+        load(nodes, {"x": (2, 2)}, [("y", (2, 2))], stored=[ints("times", 3)])
 
 
 def test_functions_are_inlined(tmp_path):

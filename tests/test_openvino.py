@@ -7,7 +7,7 @@ ov = pytest.importorskip("openvino")
 from openvino import opset13 as ops  # noqa: E402
 
 from placewise import load_problem  # noqa: E402
-from placewise.errors import InvalidInput  # noqa: E402
+from placewise.errors import InvalidInput, Unsupported  # noqa: E402
 from placewise.importers import openvino as reader  # noqa: E402
 from placewise.importers.assembly import kinds_without_formula  # noqa: E402
 
@@ -202,6 +202,17 @@ def test_a_loop_is_one_op_that_holds_the_weights_of_its_body(tmp_path):
     assert graph.op_names == ("x", "inner", "loop")
     assert kinds_without_formula(graph) == {"openvino.Loop": 1}
     assert graph.bytes_accessed[2] == 3 * 16
+
+
+def test_a_product_in_a_loop_is_an_error(load):
+    step, data = x(1, 4, name="step"), x(5, 4)
+    body = ov.Model([named(ops.matmul(step, weight(4, 4), False, False), "inner")], [step], "body")
+    loop = ops.tensor_iterator()
+    loop.set_body(body)
+    loop.set_sliced_input(step, data.output(0), 0, 1, 1, -1, 0)
+    out = loop.get_concatenated_slices(body.get_results()[0].output(0), 0, 1, 1, -1, 0)
+    with pytest.raises(Unsupported, match=r"TensorIterator.*MatMul 'inner'"):
+        load(named(ops.relu(out), "y"), data)
 
 
 def test_what_is_not_known_is_costed_by_its_bytes(load):

@@ -20,7 +20,7 @@ from placewise.graph import Graph
 from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
 from placewise.importers.einsum import einsum
-from placewise.importers.values import SAME, SMALL, Values, check_dims, need_dims, own_kind
+from placewise.importers.values import SAME, SMALL, Values, check_body, check_dims, need_dims, own_kind
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 
@@ -304,7 +304,7 @@ def _dtype(number: int) -> str:
 
 #: Ops that runtimes add to ONNX, and the standard op whose output has the same shape (None: that of the first input).
 _STAND_INS: Final = {
-    "FusedConv": "Conv", "FusedGemm": "Gemm", "NhwcConv": None, "Gelu": None, "FastGelu": None, "BiasGelu": None,
+    "FusedConv": "Conv", "FusedGemm": "Gemm", "Gelu": None, "FastGelu": None, "BiasGelu": None,
     "QuickGelu": None, "BiasAdd": "Add", "SkipLayerNormalization": None, "SkipSimplifiedLayerNormalization": None,
     "SimplifiedLayerNormalization": None, "GroupNorm": None, "RotaryEmbedding": None, "MultiHeadAttention": None,
     "GroupQueryAttention": None, "BiasSoftmax": None,
@@ -329,15 +329,17 @@ def _stand_in(graph: Any) -> None:
                     inputs[side] = swapped
             nodes.append(helper.make_node("MatMul", inputs[:2], outputs[:1]))
         elif node.op_type in ("MatMulNBits", "Attention"):
-            sizes = {attribute.name: attribute.i for attribute in node.attribute}
+            sizes = {attribute.name: _plain(attribute) for attribute in node.attribute}
             weight = f"{outputs[0]}/weight"
             if node.op_type == "MatMulNBits":
                 width = [sizes.get("K", 0), sizes.get("N", 0)]
-            else:  # x [batch, steps, in], weight [in, 3 * out]
+            else:  # x [batch, steps, in], weight [in, q + k + v]
                 held = next((t.dims for t in graph.initializer if t.name == inputs[1]), [0, 0])
-                width = [held[0], held[-1] // 3]
+                width = [held[0], _widths(sizes, held[-1])[2]]
             graph.input.append(helper.make_tensor_value_info(weight, 1, width))
             nodes.append(helper.make_node("MatMul", [inputs[0], weight], outputs[:1]))
+            if node.op_type == "Attention" and len(inputs) > 4 and len(outputs) > 1:
+                nodes += _present(inputs, outputs, sizes)
         elif node.op_type in _STAND_INS:
             like = _STAND_INS[node.op_type]
             if like is None:
@@ -355,6 +357,21 @@ def _stand_in(graph: Any) -> None:
     graph.node.extend(nodes)
 
 
+def _present(inputs: Sequence[str], outputs: Sequence[str], sizes: Mapping[str, Any]) -> list[Any]:
+    """The keys and values so far, [2, batch, heads, steps, width]: those of the past, and one more for each step of x
+    [batch, steps, in].
+    """
+    helper = require("onnx.helper", "onnx")
+    past, made = inputs[4], outputs[1]
+    if sizes.get("past_present_share_buffer"):
+        return [helper.make_node("Identity", [past], [made])]
+    new = f"{made}/new"
+    return [
+        helper.make_node("Einsum", [past, inputs[0]], [new], equation="abhtw,bsi->abhsw"),
+        helper.make_node("Concat", [past, new], [made], axis=3),
+    ]
+
+
 # ---- nodes -----------------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +385,7 @@ class _Node:
     attributes: dict[str, Any]
     values: Values
     numbers: Mapping[str, list[int]]  # constants
+    opset: int
 
     def shape(self, position: int) -> tuple[int, ...]:
         """Of an input."""
@@ -399,6 +417,7 @@ class _Reader:
         self._assembly = Assembly(name)
         self._values = Values(self._assembly)
         self._numbers = _numbers(model.graph)
+        self._opset = max((held.version for held in model.opset_import if held.domain in _STANDARD), default=1)
         self._groups = -1
 
     def graph(self) -> Graph:
@@ -449,9 +468,16 @@ class _Reader:
             plain = {attribute.name: _plain(attribute) for attribute in node.attribute}
             attributes = {key: value for key, value in plain.items() if value is not None}
             found = _Node(
-                op, inputs, {key: self._known_type(key, where) for key in made}, attributes, values, self._numbers
+                op,
+                inputs,
+                {key: self._known_type(key, where) for key in made},
+                attributes,
+                values,
+                self._numbers,
+                self._opset,
             )
             try:
+                check_body((inner.op_type, inner.name or " ".join(inner.output)) for inner in _inside(node))
                 self._work(found, name, module)
             except (InvalidInput, Unsupported) as error:
                 raise type(error)(f"{where}: {error}") from None
@@ -487,18 +513,27 @@ class _Reader:
         self._values.op(name, work.kind, inputs, outputs, work.attributes, seen_as=work.seen_as, module=module)
 
     def _attention_with_weights(self, node: _Node, name: str, module: str) -> None:
-        """x [batch, steps, in] by weights [in, 3 * out], then attention: two kernels of one node."""
+        """x [batch, steps, in] by weights [in, q + k + v], then attention: two kernels of one node."""
         batch, steps, _ = node.shape(0)
-        heads, out = node.attributes["num_heads"], node.shape(1)[-1] // 3
+        heads, total = node.attributes["num_heads"], node.shape(1)[-1]
         made = next(iter(node.outputs.values()))
         product = f"{name}/qkv"
-        width = TensorType(made.dtype, (batch, steps, 3 * out))
         self._groups += 1
         place: dict[str, Any] = {"module": module, "group": self._groups}
-        self._values.op(product, "matmul", [key for key in node.inputs[:3] if key], {product: width}, **place)
-        seen = dict.fromkeys(range(3), TensorType(made.dtype, (batch, heads, steps, out // heads)))
+        outputs = {product: TensorType(made.dtype, (batch, steps, total))}
+        self._values.op(product, "matmul", [key for key in node.inputs[:3] if key], outputs, **place)
+        seen = {
+            position: TensorType(made.dtype, (batch, heads, steps, width // heads))
+            for position, width in enumerate(_widths(node.attributes, total))
+        }
         rest = [key for key in node.inputs[3:] if key]
-        self._values.op(name, "attention", [product] * 3 + rest, node.outputs, seen_as=seen, **place)
+        keys = {"keys": node.shape(4)[3] + steps} if node.has(4) else {}  # past: [2, batch, heads, steps, width]
+        self._values.op(name, "attention", [product] * 3 + rest, node.outputs, keys, seen_as=seen, **place)
+
+
+def _widths(attributes: Mapping[str, Any], total: int) -> list[int]:
+    """Of queries, keys and values, all heads together."""
+    return attributes.get("qkv_hidden_sizes") or [total // 3] * 3
 
 
 def node_names(graph: Any) -> list[str]:
@@ -518,6 +553,14 @@ def _inner_graphs(node: Any) -> Iterator[Any]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    """All nodes of its branches or its body."""
+    for graph in _inner_graphs(node):
+        for inner in graph.node:
+            yield inner
+            yield from _inside(inner)
 
 
 def _captured(graph: Any) -> list[str]:
@@ -643,6 +686,18 @@ def _along(kind: str, usual: int = -1) -> Callable[[_Node], _Work]:
         axis, rank = node.attributes.get("axis", usual), len(node.shape(0))
         axis = axis + rank if axis < 0 else axis
         return _Work(kind, {} if axis == rank - 1 else {"axis": axis})
+
+    return work
+
+
+def _softmax(kind: str) -> Callable[[_Node], _Work]:
+    """Before version 13, over all axes from one on, by default the second, as if they were one."""
+
+    def work(node: _Node) -> _Work:
+        if node.opset >= 13:
+            return _along(kind)(node)
+        found = _along(kind, 1)(node)
+        return _Work(kind, found.attributes | ({"flattened": True} if found.attributes else {}))
 
     return work
 
@@ -809,7 +864,7 @@ _REDUCTIONS: Final = (
 _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
     **dict.fromkeys(_REDUCTIONS, _reduce),
     **{op: _plainly(kind) for kind, ops in _BY_KIND.items() for op in ops.split()},
-    **dict.fromkeys(("Softmax", "Hardmax", "com.microsoft.BiasSoftmax"), _along("softmax")),
+    **dict.fromkeys(("Softmax", "Hardmax"), _softmax("softmax")),
     **dict.fromkeys(
         ("LayerNormalization", "com.microsoft.SkipLayerNormalization", "MeanVarianceNormalization"),
         _along("layer_norm"),
@@ -821,7 +876,8 @@ _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
     **dict.fromkeys(("MaxPool", "GlobalMaxPool"), _pool("max_pool")),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LpPool"), _pool("avg_pool")),
     **dict.fromkeys(("Conv", "ConvInteger", "DeformConv", "com.microsoft.FusedConv"), _conv),
-    "LogSoftmax": _along("log_softmax"),
+    "LogSoftmax": _softmax("log_softmax"),
+    "com.microsoft.BiasSoftmax": _along("softmax", 1),
     "Concat": _along("concat"),
     "CumSum": _plainly("cumsum"),
     "TopK": _along("topk"),

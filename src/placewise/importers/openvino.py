@@ -20,7 +20,7 @@ from placewise.graph import Graph
 from placewise.importers import naming, require
 from placewise.importers.assembly import MAX_OPS, Assembly
 from placewise.importers.einsum import einsum
-from placewise.importers.values import SAME, SMALL, Values, check_dims, need_dims, own_kind
+from placewise.importers.values import SAME, SMALL, Values, check_body, check_dims, need_dims, own_kind
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 
@@ -132,7 +132,7 @@ class _Layer:
     data: dict[str, str] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)  # ports
     outputs: dict[str, tuple[str, list[int]]] = field(default_factory=dict)  # port: dtype and sizes, -1 if not fixed
-    inner: list[_Layer] = field(default_factory=list)  # the constants within its body, if it has one
+    inner: list[_Layer] = field(default_factory=list)  # all within its body, if it has one
 
 
 @dataclass
@@ -185,7 +185,7 @@ class _Builder:
         elif tag == "layer":
             layer = self._layers.pop()
             if self._layers:
-                self._layers[-1].inner += [*layer.inner, *([layer] if layer.type == "Const" else [])]
+                self._layers[-1].inner += [*layer.inner, layer]
             else:
                 self.network.layers.append(layer)
                 if len(self.network.layers) > MAX_OPS:
@@ -336,7 +336,8 @@ class _Reader:
             if (layer.id, port) not in self._network.edges:
                 raise InvalidInput(f"nothing leads to its port {port:.20}")
             inputs.append(self._network.edges[layer.id, port])
-        for constant in layer.inner:  # the weights of a loop's body
+        check_body((inner.type, inner.name) for inner in layer.inner)
+        for constant in (inner for inner in layer.inner if inner.type == "Const"):  # the weights of a loop's body
             constant.id = f"{layer.id}/{len(inputs)}"
             self._constant(constant, _module(layer.name))
             inputs += [(constant.id, port) for port in constant.outputs]

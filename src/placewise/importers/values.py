@@ -155,6 +155,16 @@ def own_kind(framework: str, op: str) -> str:
     return f"{framework}.{op}"
 
 
+def check_body(inside: Iterable[tuple[str, str]]) -> None:
+    """Branches and loops are costed by their bytes too, unless there is an op (type, name) in them that computes much:
+    how often it runs is not known.
+    """
+    for op, name in inside:
+        if _COMPUTES_MUCH.search(op):
+            what = f"how often the {op:.60} {name!r:.60} in its body runs is not known"
+            raise Unsupported(f"{what}: unroll the loop, or keep one branch, before the model is saved")
+
+
 _COMPUTES_MUCH: Final = re.compile(r"MatMul|Gemm|Conv(?!ert)|Attention|LSTM|GRU|RNN|Einsum|MoE")
 
 

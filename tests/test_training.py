@@ -11,6 +11,7 @@ import placewise as pw  # noqa: E402
 from placewise.errors import InvalidInput  # noqa: E402
 from placewise.graph import Graph  # noqa: E402
 from placewise.importers.training import mirrored, training_step  # noqa: E402
+from placewise.kinds import family  # noqa: E402
 
 FORWARD, BACKWARD, UPDATE = range(3)
 
@@ -143,17 +144,61 @@ def test_attention_has_a_backward():
     assert work["attention_backward"] == 2.5 * work["attention"]
 
 
-def test_what_autograd_cannot_trace_is_mirrored_and_says_so(monkeypatch):
+@pytest.fixture
+def _untraceable(monkeypatch):
     from placewise.importers import training
 
     def fails(*_):
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(training, "_joint", fails)
-    graph = training_step(perceptron(), (torch.zeros(4, 16),), name="mlp")
+    monkeypatch.setattr(training, "_traced", fails)
+
+
+@pytest.mark.usefixtures("_untraceable")
+def test_what_autograd_cannot_trace_is_mirrored_and_says_so():
+    with pytest.warns(UserWarning, match=r"mlp: the backward pass is mirrored.*not today"):
+        graph = training_step(perceptron(), (torch.zeros(4, 16),), name="mlp")
     assert graph.name == "mlp-training-mirrored"
     assert graph.flops[graph.phase == BACKWARD].sum() == 2 * graph.flops[graph.phase == FORWARD].sum()
     assert [kind for kind, phase in zip(graph.op_kinds, graph.phase, strict=True) if phase == UPDATE] == ["adam"] * 3
+
+
+@pytest.mark.usefixtures("_untraceable")
+@pytest.mark.filterwarnings("ignore:.*mirrored")
+def test_what_is_mirrored_shares_devices_as_what_is_traced():
+    apart, together = (
+        dict(zip(graph.op_names, graph.group.tolist(), strict=True))
+        for graph in (training_step(perceptron(), (torch.zeros(4, 16),), colocate=flag) for flag in (False, True))
+    )
+    assert apart["0.linear"] == apart["0.linear:backward"] == apart["1.relu"] == -1
+    assert apart["0.weight"] == apart["0.weight:update"] != apart["0.bias"] == apart["0.bias:update"]
+    assert together["0.linear"] == together["0.linear:backward"] == together["0.weight"] == together["0.bias:update"]
+    assert together["1.relu"] == together["1.relu:backward"]
+    assert len({together[name] for name in ("0.linear", "1.relu", "2.linear")}) == 3
+
+
+def test_an_lstm_is_mirrored():
+    with pytest.warns(UserWarning, match=r"mirrored.*mkldnn_rnn_layer"):
+        graph = training_step(nn.LSTM(4, 8), (torch.zeros(3, 2, 4),))
+    forward = 3 * 2 * 4 * 8 * (2 * (4 + 8) + 8)
+    work = dict(zip(graph.op_names, graph.flops.tolist(), strict=True))
+    assert (work["lstm"], work["lstm:backward"]) == (forward, 2 * forward)
+    assert family(graph.op_kinds[graph.op_index("lstm:backward")]) == "recurrent"
+
+
+@pytest.mark.parametrize(
+    ("loss", "complaint"),
+    [
+        (lambda out: out["logits"].sum(), "loss: "),
+        (lambda out: out @ torch.zeros(3, 3), "loss: RuntimeError"),
+        (lambda out: 0.0, r"loss: must return one number.*found 0\.0"),
+        (lambda out: out, r"loss: must return one number.*\[4, 8\]"),
+        (lambda out: out.argmax(), r"loss: must return one number.*int64"),
+    ],
+)
+def test_a_wrong_loss_is_told(loss, complaint):
+    with pytest.raises(InvalidInput, match=complaint):
+        training_step(perceptron(), (torch.zeros(4, 16),), loss=loss)
 
 
 def test_a_training_step_can_be_planned(tmp_path):

@@ -1,12 +1,13 @@
 """A training step of a PyTorch module as one graph: forward, backward, and the update of every parameter.
 
 The backward pass is the one that torch's autograd traces (graph "NAME-training"). Where it cannot be traced, it is
-mirrored from the forward pass (graph "NAME-training-mirrored", see `transforms.with_backward`).
+mirrored from the forward pass (graph "NAME-training-mirrored", see `transforms.with_backward`), and a warning says why.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from placewise.errors import InvalidInput, PlacewiseError
-from placewise.graph import PHASES, Graph
+from placewise.errors import InvalidInput, PlacewiseError, Unsupported
+from placewise.graph import PHASES, Graph, Ints
 from placewise.importers import require
 from placewise.importers.aten import Laid, Value, views
-from placewise.importers.torch_export import FxReader, export, laid_out, quiet, read
+from placewise.importers.torch_export import FxReader, export, first_line, laid_out, quiet, read
 from placewise.importers.tracing import operator_name
 from placewise.kinds import Op, TensorType
 from placewise.transforms import with_backward
@@ -56,13 +57,31 @@ def training_step(
         raise InvalidInput(f"module: must be a torch.nn.Module, found {module!r:.60}")
     called = (name or type(module).__name__).removesuffix("-training")
     try:
-        with quiet():
-            joint = _joint(module, tuple(args), dict(kwargs or {}), loss or _found_loss)
-    except PlacewiseError:
-        raise
-    except Exception:  # autograd is traced by an interface of torch that is young, and not every module can be
-        return mirrored(read(export(module, args, kwargs), called).graph, optimizer)
-    return _JointReader(f"{called}-training", joint, _first_names(module), optimizer, colocate).step()
+        joint = _joint(module, tuple(args), dict(kwargs or {}), _checked(loss) if loss else _found_loss)
+        return _JointReader(f"{called}-training", joint, _first_names(module), optimizer, colocate).step()
+    except Unsupported as error:
+        graph = mirrored(read(export(module, args, kwargs), called).graph, optimizer, colocate=colocate)
+        warnings.warn(f"{called}: the backward pass is mirrored from the forward pass: {error}", stacklevel=2)
+        return graph
+
+
+def _checked(loss: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    """What is wrong with the loss is the user's to mend."""
+    import torch
+
+    def checked(output: Any) -> torch.Tensor:
+        try:
+            found = loss(output)
+        except PlacewiseError:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"loss: {type(error).__name__}: {first_line(error)}") from error
+        if not isinstance(found, torch.Tensor) or found.numel() != 1 or not found.is_floating_point():
+            what = f"a {found.dtype} tensor {[*found.shape]}" if isinstance(found, torch.Tensor) else f"{found!r:.60}"
+            raise InvalidInput(f"loss: must return one number, a floating-point tensor, found {what}")
+        return found
+
+    return checked
 
 
 def _found_loss(output: Any) -> torch.Tensor:
@@ -82,8 +101,11 @@ def _found_loss(output: Any) -> torch.Tensor:
     return reduce(torch.add, [part.sum() for part in floats])
 
 
-def mirrored(graph: Graph, optimizer: str) -> Graph:
-    """A training step from a forward graph alone: each op gets a backward op of twice its work."""
+def mirrored(graph: Graph, optimizer: str, *, colocate: bool = False) -> Graph:
+    """A training step from a forward graph alone: each op gets a backward op of twice its work.
+
+    What shares a device is what does in `training_step`, and what already does in the graph.
+    """
     if optimizer not in OPTIMIZERS:
         raise InvalidInput(f"optimizer: must be one of {', '.join(OPTIMIZERS)}, found {optimizer!r:.60}")
     kept = len(OPTIMIZERS[optimizer])
@@ -95,7 +117,27 @@ def mirrored(graph: Graph, optimizer: str) -> Graph:
         held = TensorType("int8", (int(size),))  # so many bytes; the work is counted by elements below
         moved[op] = Op(optimizer, [held] * (2 + kept), []).bytes_accessed
         flops[op] = Op(optimizer, [held], []).flops / TensorType(step.op_dtypes[op], ()).bytes
-    return replace(step, name=f"{graph.name}-training-mirrored", op_kinds=kinds, flops=flops, bytes_accessed=moved)
+    alone = step.group[: graph.num_ops]  # each op with its mirror, each parameter with its update
+    group = _homes(graph, alone) if colocate else np.where(graph.is_stored, alone, graph.group)
+    return replace(
+        step,
+        name=f"{graph.name}-training-mirrored",
+        op_kinds=kinds,
+        flops=flops,
+        bytes_accessed=moved,
+        group=np.tile(group, 2).astype(step.group.dtype),
+    )
+
+
+def _homes(graph: Graph, group: Ints) -> Ints:
+    """Groups in which a parameter that only one op reads is with that op."""
+    homes = group.copy()
+    start, edges = graph.out_edges
+    for op in np.flatnonzero(graph.is_stored & (graph.group < 0)).tolist():
+        readers = set(graph.consumers[edges[start[op] : start[op + 1]]].tolist())
+        if len(readers) == 1:
+            homes[op] = group[readers.pop()]
+    return homes
 
 
 def _first_names(module: torch.nn.Module) -> dict[str, str]:
@@ -108,6 +150,19 @@ def _first_names(module: torch.nn.Module) -> dict[str, str]:
 
 
 def _joint(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], torch.Tensor]
+) -> GraphModule:
+    """Forward and backward. The interface of torch that traces autograd is young: not every module can be traced."""
+    try:
+        with quiet():
+            return _traced(module, args, kwargs, loss)
+    except PlacewiseError:
+        raise
+    except Exception as error:
+        raise Unsupported(f"torch cannot trace autograd in it: {first_line(error)}") from error
+
+
+def _traced(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], torch.Tensor]
 ) -> GraphModule:
     """What autograd does, traced with tensors that have a type, but no content."""

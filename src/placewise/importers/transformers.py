@@ -51,9 +51,10 @@ def from_transformers(
     require("torch", "transformers")
     require("transformers", "transformers")
     with naming(model) if isinstance(model, (str, Path)) else nullcontext(), _alone():
-        config, usual = _config(model)
-        _check(config, prompt + decode)
-        built = _built(config)
+        with quiet():
+            config, usual = _config(model)
+            _check(config, prompt + decode)
+            built = _built(config)
         if decode:
             return _decoding(built, name or f"{usual}-decode", batch, prompt)
         inputs = _inputs(built, batch, prompt)
@@ -179,7 +180,7 @@ def _decoding(model: PreTrainedModel, name: str, batch: int, prompt: int) -> Gra
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise Unsupported(f"{what} does not write token after token: leave decode out")
     try:
-        with torch.no_grad(), _experts_of_any_dtype(model):
+        with quiet(), torch.no_grad(), _experts_of_any_dtype(model):
             cache = model(**_inputs(model, batch, prompt) | {"use_cache": True}).past_key_values
     except Exception as error:
         raise Unsupported(f"{what} cannot be run on the meta device: {first_line(error)}") from error
@@ -218,13 +219,12 @@ def _with_caches_at_home(graph: Graph) -> Graph:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """No network, whatever a configuration names; and no advice, which is for those who run models."""
+    """No network, whatever a configuration names."""
     from huggingface_hub import constants
 
     offline = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:
-        with quiet():
-            yield
+        yield
     finally:
         constants.HF_HUB_OFFLINE = offline

@@ -1,5 +1,6 @@
 """The command line, as a newcomer and as a hostile user see it."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -28,7 +29,7 @@ from placewise.graph import GraphBuilder
 from placewise.plans import Plan
 from placewise.problem import OBJECTIVES, Execution, Problem
 from placewise.quantities import LARGEST
-from placewise.report.table import describe_comparison, fullest_device, table
+from placewise.report.table import describe_comparison, describe_import, describe_profile, fullest_device, table
 from placewise.simulator import simulate
 
 ROOT = Path(__file__).parent.parent
@@ -374,6 +375,40 @@ def test_zoo(run):
     assert {row["box"] for row in facts["boxes"]} == set(bundled_boxes())
 
 
+def test_a_model_is_not_overwritten_by_its_graph(run, tmp_path):
+    (tmp_path / "m.xml").write_text("<net/>")
+    result = run("import", "m.xml", "--out", tmp_path / "." / "m.xml")
+    assert (result.code, (tmp_path / "m.xml").read_text()) == (2, "<net/>")
+    assert "this is the model itself" in result.err
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "x", "1.5", "2147483648", "9" * 5000, "²"])
+def test_sizes_of_dimensions_are_whole_numbers(run, size):
+    result = run("import", "m.onnx", "--out", "g.json", "--dim", f"batch={size}")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "must be a whole number above zero, and below 2^31" in result.err
+
+
+def test_only_files_that_leave_sizes_open_take_them(run, tmp_path):
+    (tmp_path / "m.pt2").touch()
+    for command in (["import", "m.pt2", "--out", "g.json"], ["profile", "m.pt2"], ["profile", "alexnet"]):
+        result = run(*command, "--dim", "batch=1")
+        assert result.code == 2
+        assert "only .onnx and .xml files have sizes that are left open" in result.err
+
+
+def test_a_profile_without_any_op_says_so():
+    facts = {"model": "m", "profile": "p", "hardware": "h", "library": "l", "ops": 3, "wanted": 2, "measured": 0}
+    text = describe_profile(facts | {"spread": None, "sum_of_ops": 0, "whole": None, "error": None})
+    assert "Nothing was measured" in text
+    assert "Kept" not in text
+
+
+def test_few_parameters_are_counted_without_a_gap():
+    facts = {"model": "m", "ops": 5, "parameters": 314, "flops": 1.0, "bytes": 8.0, "state_bytes": 0.0}
+    assert "314 parameters" in describe_import(facts)
+
+
 @pytest.mark.parametrize("op", ["a", "d=e", ODD])
 def test_explain_one_op(run, plan, op):
     result = run("explain", plan, "--op", op)
@@ -575,6 +610,33 @@ def test_ctrl_c_within_a_callback_is_not_lost(run, monkeypatch):
     monkeypatch.setattr("placewise.files.load_problem", pressed)
     result = run("plan", "inception-v3", "--cluster", "four-gpus")
     assert (result.code, result.out, result.err) == (130, "", "interrupted: there is no result yet\n")
+
+
+@pytest.mark.parametrize(
+    ("called", "command"),
+    [
+        ("placewise.files.import_model", ["import", "m", "--out", "g.json"]),
+        ("placewise.files.load_problem", ["plan", "m"]),
+        ("placewise.machine.describe_machine", ["devices"]),
+        ("placewise.costs.measure.opened", ["profile", "m"]),
+    ],
+)
+@pytest.mark.parametrize("ends", [RuntimeError("torch says: report this"), None])
+def test_ctrl_c_that_a_library_swallows_is_not_lost(run, monkeypatch, called, command, ends):
+    def pressed(*_, **__):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(20)
+        if ends:
+            raise ends
+        return contextlib.nullcontext(SimpleNamespace(graph=None))
+
+    monkeypatch.setattr(called, pressed)
+    monkeypatch.setattr("placewise.costs.measure.profile", lambda *_, **__: None)
+    monkeypatch.setattr("placewise.costs.measure.summary", lambda *_: None)
+    result = run(*command)
+    said = "what was measured is kept; run it again to go on" if command[0] == "profile" else "there is no result yet"
+    assert (result.code, result.out, result.err) == (130, "", f"interrupted: {said}\n")
 
 
 def test_ctrl_c_before_there_is_a_plan_is_told(run, problem, monkeypatch):

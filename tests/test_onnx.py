@@ -9,7 +9,8 @@ import pytest
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from placewise import load_problem  # noqa: E402
+from placewise import cli, files, load_problem  # noqa: E402
+from placewise.costs import measure  # noqa: E402
 from placewise.errors import InvalidInput, Unsupported  # noqa: E402
 from placewise.importers import onnx as reader  # noqa: E402
 from placewise.importers.assembly import kinds_without_formula  # noqa: E402
@@ -430,3 +431,36 @@ def test_a_network_from_torch(tmp_path):
     assert graph.op_modules[graph.op_kinds.index("conv")] == "body.0"
     conv = {g.op_signatures[g.op_kinds.index("conv")] for g in (graph, direct)}
     assert len(conv) == 1  # one measurement serves both
+
+
+def saved(tmp_path, *args, **options) -> str:
+    onnx.save(model(*args, **options), tmp_path / "m.onnx")
+    return str(tmp_path / "m.onnx")
+
+
+def test_the_command_line_gives_the_sizes_of_dimensions(tmp_path):
+    path = saved(tmp_path, [node("MatMul", "x w")], {"x": ("batch", None)}, stored=[tensor("w", 4, 5)])
+    out = tmp_path / "g.json.gz"
+    cli.import_model(path, out, dim=["batch=3", "x.1=4"])
+    assert files.load_graph(out).flops.sum() == 2 * 15 * 4
+    with pytest.raises(InvalidInput, match=r"or `--dim batch=1` of the commands import and profile"):
+        cli.import_model(path, out)
+
+
+@pytest.mark.parametrize(
+    ("device", "dims"), [("onnxruntime", {"batch": 3, "x.1": 4}), ("openvino:CPU", {"x.0": 3, "x.1": 4})]
+)
+def test_a_file_is_measured_in_the_sizes_that_are_given(tmp_path, device, dims):
+    pytest.importorskip(device.partition(":")[0])
+    path = saved(tmp_path, [node("MatMul", "x w")], {"x": ("batch", None)}, stored=[tensor("w", 4, 5)])
+    with measure.opened(path, device, dims) as target:
+        found = measure.profile(target, folder=tmp_path / "profiles")
+    assert [time.flops for time in found.ops.values() if time.kind == "matmul"] == [2 * 15 * 4]
+    assert found.models["m"].seconds > 0
+
+
+def test_what_a_runtime_refuses_is_told(tmp_path):
+    pytest.importorskip("onnxruntime")
+    path = saved(tmp_path, [node("Odd", "x", domain="mine")], {"x": (2,)}, outputs=[("y", (2,))])
+    with measure.opened(path, "onnxruntime") as target, pytest.raises(Unsupported, match="ONNX Runtime cannot load it"):
+        measure.profile(target, folder=tmp_path / "profiles")

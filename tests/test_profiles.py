@@ -136,6 +136,14 @@ def test_a_cluster_file_names_the_profile_of_a_device(tmp_path, monkeypatch):
     assert files.load_cluster(tmp_path / "again.yaml").devices[0].profile.name == "mine"
 
 
+def test_the_path_of_a_profile_is_from_the_folder_of_the_cluster_file(tmp_path, monkeypatch):
+    (tmp_path / "times").mkdir()
+    files.save_profile(profile_of(linear(), name="mine"), tmp_path / "times" / "p.json.gz")
+    (tmp_path / "box.yaml").write_text("devices: [{name: cpu, kind: cpu, profile: times/p.json.gz}]")
+    monkeypatch.chdir("/")
+    assert files.load_cluster(tmp_path / "box.yaml").devices[0].profile.name == "mine"
+
+
 # ---- costs -----------------------------------------------------------------------------------------------------------
 
 
@@ -319,10 +327,45 @@ def test_the_clock_reads_the_median_of_one_call(monkeypatch):
     assert calls[:3] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("device", ["tpu", "", "cuda0"])
+@pytest.mark.parametrize("device", ["tpu", "", "cuda0", "cpu:7", "onnxruntime:gpu"])
 def test_a_device_that_cannot_be_measured_is_told(device):
     with pytest.raises(InvalidInput, match="must be cpu, cuda:0"), measure.opened("net", device):
         pass
+
+
+@pytest.mark.parametrize(("name", "device"), [("m.xml", "cpu"), ("m.json", "openvino:CPU"), ("m", "onnxruntime")])
+def test_a_file_that_a_library_does_not_read_is_told(tmp_path, name, device):
+    (tmp_path / name).touch()
+    with (
+        pytest.raises(InvalidInput, match="measures bundled models, and files"),
+        measure.opened(str(tmp_path / name), device),
+    ):
+        pass
+
+
+def test_a_model_that_is_not_there_is_told():
+    with pytest.raises(InvalidInput, match="did you mean 'alexnet'"), measure.opened("alexnat", "cpu"):
+        pass
+
+
+def test_a_damaged_profile_is_told_with_what_to_do(tmp_path):
+    (tmp_path / f"{measure.profile_name(FakeTarget())}.json.gz").write_text("hi")
+    with pytest.raises(InvalidInput, match=r"json\.gz: .*; delete this profile to measure all anew"):
+        measure.profile(FakeTarget(), folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_measured(tmp_path, name):
+    (tmp_path / "file").touch()
+    target = FakeTarget()
+    with pytest.raises(OSError, match="let PLACEWISE_PROFILES name a folder"):
+        measure.profile(target, folder=tmp_path / name)
+    assert target.asked == []
+
+
+def test_nothing_measured_has_no_spread_and_no_error():
+    facts = measure.summary(FakeTarget().graph, profile_of({}))
+    assert (facts["measured"], facts["spread"], facts["error"]) == (0, None, None)
 
 
 def test_the_signature_is_the_key():

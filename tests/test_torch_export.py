@@ -18,6 +18,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import placewise as pw  # noqa: E402
+from placewise import files  # noqa: E402
+from placewise.costs import measure  # noqa: E402
+from placewise.costs.measure.pytorch import TorchTarget  # noqa: E402
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported  # noqa: E402
 from placewise.graph import Graph  # noqa: E402
 from placewise.importers import pt2, torch_export  # noqa: E402
@@ -413,6 +416,35 @@ def test_a_saved_program_can_be_run(saved):
     args, kwargs = program.example_inputs
     assert program.module()(*args, **kwargs)[0].shape == (2, 6, 8)
     assert sum(work(torch_export.read(program, "x").graph).values()) == sum(work(pt2.load(saved)).values())
+
+
+@pytest.mark.parametrize("device", ["cpu", "onnxruntime", "openvino:CPU"])
+def test_a_saved_program_can_be_measured(saved, tmp_path, device):
+    if device != "cpu":
+        pytest.importorskip(device.partition(":")[0])
+    with measure.opened(str(saved), device) as target:
+        found = measure.profile(target, folder=tmp_path / "profiles")
+    assert found.models["model"].seconds > 0
+    assert measure.summary(target.graph, found)["measured"] == measure.summary(target.graph, found)["wanted"]
+
+
+def test_a_whole_model_that_does_not_fit_is_told_and_its_ops_are_kept(tmp_path):
+    class Huge(torch.nn.Module):
+        def forward(self, x):
+            return torch.relu(x), torch.ones(2**50)
+
+    target = TorchTarget(Huge(), (torch.ones(4),), {}, "huge", "cpu")
+    with pytest.raises(Unsupported, match="huge: the whole model cannot be run on cpu"):
+        measure.profile(target, folder=tmp_path)
+    (kept,) = tmp_path.glob("*.json.gz")
+    assert [time.kind for time in files.load_profile(kept).ops.values()] == ["relu"]
+
+
+def test_a_gpu_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InvalidInput, match="'cuda:7': there are 2, counted from cuda:0"):
+        TorchTarget(torch.nn.ReLU(), (torch.ones(4),), {}, "m", "cuda:7")
 
 
 def rewritten(source: Path, target: Path, change) -> Path:

@@ -163,6 +163,10 @@ Settings = Annotated[
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="A size that an ONNX or OpenVINO file leaves open, such as x.0=8."),
+]
 
 
 def _problem(
@@ -187,19 +191,20 @@ def _problem(
     from placewise.files import load_problem
 
     limits = _pairs(max_memory.split(",") if max_memory else [], "--max-memory")
-    problem = load_problem(
-        model,
-        cluster,
-        objective=objective,
-        pins=_pairs(pin, "--pin") if pin else None,
-        forbidden=tuple(forbid) if forbid else None,
-        contiguous=contiguous or None,
-        max_devices=max_devices,
-        max_memory={
-            device: _quantity(limit, "bytes", f"--max-memory {device}={limit}") for device, limit in limits.items()
-        },
-        place_parameters=place_parameters,
-    )
+    with _heard():
+        problem = load_problem(
+            model,
+            cluster,
+            objective=objective,
+            pins=_pairs(pin, "--pin") if pin else None,
+            forbidden=tuple(forbid) if forbid else None,
+            contiguous=contiguous or None,
+            max_devices=max_devices,
+            max_memory={
+                device: _quantity(limit, "bytes", f"--max-memory {device}={limit}") for device, limit in limits.items()
+            },
+            place_parameters=place_parameters,
+        )
     return replace(problem, execution=_execution(problem.execution, execution)) if execution else problem
 
 
@@ -232,6 +237,15 @@ def _pairs(texts: list[str], option: str) -> dict[str, str]:
             raise InvalidInput(f"{option}: {name!r} is given twice: {found[name]} and {value}")
         found[name] = value
     return found
+
+
+def _sizes(given: list[str] | None) -> dict[str, int]:
+    """The sizes of dimensions by name."""
+    sizes = _pairs(given or [], "--dim")
+    for name, size in sizes.items():
+        if not (size.isascii() and size.isdigit() and 0 < int(size[:12]) < 2**31):
+            raise InvalidInput(f"--dim {name:.60}={size:.60}: must be a whole number above zero, and below 2^31")
+    return {name: int(size) for name, size in sizes.items()}
 
 
 def _quantity(text: str, dimension: str, where: str) -> float:
@@ -476,6 +490,7 @@ def import_model(
     decode: Annotated[
         bool, typer.Option("--decode", help="It writes one token after the prompt, which is in its cache.")
     ] = False,
+    dim: Dims = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn a model of another program into a graph file."""
@@ -484,7 +499,12 @@ def import_model(
     from placewise.report.table import describe_import
 
     _check_writable(out)
-    graph = files.import_model(model, name=name, training=training, prompt=prompt, batch=batch, decode=decode)
+    if out.exists() and os.path.exists(model) and out.samefile(model):
+        raise InvalidInput(f"--out {out}: this is the model itself, which would be overwritten")
+    with _heard():
+        graph = files.import_model(
+            model, name=name, training=training, prompt=prompt, batch=batch, decode=decode, dims=_sizes(dim)
+        )
     if unknown := kinds_without_formula(graph):
         _say("costed by their bytes alone: " + ", ".join(f"{kind} ({n})" for kind, n in unknown.most_common()))
     files.save_graph(graph, out)
@@ -504,6 +524,7 @@ def profile(
         str | None,
         typer.Option(metavar="TIME", help="Stop after this; what is measured is kept. Run it again to go on."),
     ] = None,
+    dim: Dims = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure each op of a model on this machine, and the whole."""
@@ -511,10 +532,13 @@ def profile(
     from placewise.report.table import describe_profile
 
     limit = _quantity(budget, "seconds", "--budget") if budget else math.inf
-    with measure.opened(model, device) as target:
-        with _counting("measuring") as show:
-            found = measure.profile(target, seconds=limit, on_progress=show)
-        facts = measure.summary(target.graph, found)
+    try:
+        with _heard(), measure.opened(model, device, _sizes(dim)) as target:
+            with _counting("measuring") as show:
+                found = measure.profile(target, seconds=limit, on_progress=show)
+            facts = measure.summary(target.graph, found)
+    except KeyboardInterrupt:
+        _stop("what was measured is kept; run it again to go on")
     print(_json(facts) if as_json else describe_profile(facts))
 
 
@@ -532,7 +556,7 @@ def devices(
 
     if out:
         _check_writable(out)
-    with _working() as say:
+    with _heard(), _working() as say:
         found = describe_machine(say)
     for note in found.notes:
         _say(f"note: {note}")
@@ -669,6 +693,28 @@ def _unhurried() -> Iterator[None]:
             signal.signal(number, handler)
     if pressed:
         _stop("but all is written")
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Ctrl-C that torch or another library swallows, or turns into an error of its own, is still Ctrl-C."""
+    pressed: list[int] = []
+
+    def hear(number: int, _: object) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    before = {n: signal.signal(n, hear) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except Exception:
+        if not pressed:
+            raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _stop(text: str) -> NoReturn:

@@ -96,7 +96,7 @@ def load_problem(
     if model in zoo.names():
         found: Graph | Problem = zoo.load(str(model))
     else:
-        found = _load_graph_or_problem(_existing(model, "model", zoo.names()))
+        found = _load_graph_or_problem(existing(model, "model", zoo.names()))
 
     if isinstance(found, Graph):
         if cluster is None:
@@ -133,10 +133,10 @@ def _check_pins_of_folded(graph: Graph, folded: Contraction, pins: Mapping[str, 
         )
 
 
-def _load_graph_or_problem(path: Path) -> Graph | Problem:
+def _load_graph_or_problem(path: Path, **options: Any) -> Graph | Problem:
     """By its suffix, by what the file says it is, or by its keys where it is of a format that does not say."""
     if path.suffix.lower() in _MODEL_FILES:
-        return cast(Graph, import_module(_MODEL_FILES[path.suffix.lower()]).load(path))
+        return cast(Graph, import_module(_MODEL_FILES[path.suffix.lower()]).load(path, **options))
     if is_config(path):
         from placewise.importers.transformers import from_transformers
 
@@ -165,20 +165,24 @@ def import_model(
     prompt: int | None = None,
     batch: int | None = None,
     decode: bool = False,
+    dims: Mapping[str, int] | None = None,
 ) -> Graph:
     """The graph of a model that another program has written; `training` is the name of an optimizer.
 
-    Prompt, batch and decode are for the configurations of transformers; other files have their sizes in them.
+    Prompt, batch and decode are for the configurations of transformers; other files have their sizes in them, except
+    those that an ONNX or OpenVINO file leaves open, which `dims` gives.
     """
-    path = _existing(model, "model", ())
+    path = existing(model, "model", ())
     sizes = {key: value for key, value in (("prompt", prompt), ("batch", batch)) if value is not None}
+    if dims and path.suffix.lower() not in (".onnx", ".xml"):
+        raise InvalidInput(f"{model}: only .onnx and .xml files have sizes that are left open")
     if is_config(path):
         from placewise.importers.transformers import from_transformers
 
         return from_transformers(path, **sizes, decode=decode, training=training, name=name)
     if sizes or decode:
         raise InvalidInput(f"{model}: its sizes are in the file; only a transformers model takes prompt, batch, decode")
-    found = _load_graph_or_problem(path)
+    found = _load_graph_or_problem(path, **({"dims": dims} if dims else {}))
     if isinstance(found, Problem):
         raise InvalidInput(f"{model}: is a whole problem, a model is expected")
     graph = replace(found, name=name, models=(name,)) if name and len(found.models) == 1 else found
@@ -194,7 +198,8 @@ def is_config(path: Path) -> bool:
     return path.is_dir() or path.name == "config.json"
 
 
-def _existing(path: str | Path, what: str, bundled: Sequence[str]) -> Path:
+def existing(path: str | Path, what: str, bundled: Sequence[str]) -> Path:
+    """The path, if there is such a file; else an error that has a guess at what was meant."""
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidInput(f"{path!r:.60}: must be the name of a file or of a bundled {what}")
     if os.path.exists(path):
@@ -357,11 +362,11 @@ def load_cluster(path: str | Path) -> Cluster:
     if path in bundled:
         with resources.as_file(resources.files("placewise") / "boxes" / f"{path}.yaml") as file:
             return load_cluster(file)
-    file = _existing(path, "cluster", bundled)
+    file = existing(path, "cluster", bundled)
     with _naming(path):
         from placewise._schemas import ClusterData, validated
 
-        return _build_cluster(validated(ClusterData, _read_yaml(file)))
+        return _build_cluster(validated(ClusterData, _read_yaml(file)), file.parent)
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -379,7 +384,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
     write_text(path, text)
 
 
-def _build_cluster(data: ClusterData) -> Cluster:
+def _build_cluster(data: ClusterData, folder: Path = Path()) -> Cluster:
     links: list[Link] = []
     most = len(data.devices) * (len(data.devices) - 1)
     rest = [entry for entry in data.links if entry.between == "all"]
@@ -395,7 +400,7 @@ def _build_cluster(data: ClusterData) -> Cluster:
         if len(links) > most:  # one is wrong, and `Cluster` says which
             break
     devices = tuple(
-        Device(**device.model_dump() | {"profile": load_profile(device.profile) if device.profile else None})
+        Device(**device.model_dump() | {"profile": load_profile(device.profile, folder) if device.profile else None})
         for device in data.devices
     )
     return Cluster(devices, tuple(links), data.name)
@@ -446,10 +451,10 @@ def known_profiles() -> dict[str, Path]:
     }
 
 
-def load_profile(name: str | Path) -> Profile:
-    """Read a profile by its name, or a profile file."""
-    known = known_profiles()
-    file = known.get(str(name)) or _existing(name, "profile", list(known))
+def load_profile(name: str | Path, folder: Path = Path()) -> Profile:
+    """Read a profile by its name, or a profile file: from a folder, if it is there."""
+    known, near = known_profiles(), folder / name
+    file = known.get(str(name)) or existing(near if os.path.exists(near) else name, "profile", list(known))
     with _naming(file):
         from placewise._schemas import ProfileData, validated
 

@@ -48,7 +48,7 @@ def load(
         check_dims(dims or {})
         network = _parsed(path)
         if dims:
-            _fix_shapes(network, _model(path, dims))
+            _fix_shapes(network, read_model(path, dims))
         groups = _groups(path, dims) if fuse else {}
         return _Reader(network, name or Path(path).name.removesuffix(".xml"), groups).graph()
 
@@ -64,7 +64,7 @@ def fusion_groups(path: str | Path, *, dims: Mapping[str, int] | None = None) ->
 # ---- what OpenVINO is asked ------------------------------------------------------------------------------------------
 
 
-def _model(path: str | Path, dims: Mapping[str, int] | None) -> Any:
+def read_model(path: str | Path, dims: Mapping[str, int] | None = None) -> Any:
     """The model as OpenVINO reads it, with fixed shapes."""
     openvino = require("openvino", "openvino")
     if not Path(path).with_suffix(".bin").is_file():
@@ -103,7 +103,7 @@ def _fix_shapes(network: _Network, model: Any) -> None:
 
 
 def _groups(path: str | Path, dims: Mapping[str, int] | None) -> dict[str, int]:
-    model = _model(path, dims)
+    model = read_model(path, dims)
     openvino = require("openvino", "openvino")
     try:
         compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -172,11 +173,17 @@ def check_dims(dims: Mapping[str, int]) -> None:
     """Sizes that the user gives for dimensions that the model leaves open."""
     for name, size in dims.items():
         if isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 2**31:
-            raise InvalidInput(f"dims: {name!r:.60} must be a whole number above zero, found {size!r:.60}")
+            raise InvalidInput(
+                f"dims: {name!r:.60} must be a whole number above zero, and below 2^31, found {size!r:.60}"
+            )
 
 
 def need_dims(missing: Iterable[str]) -> InvalidInput:
     """What to say about dimensions whose sizes are not given."""
     names = list(dict.fromkeys(missing))
     example = ", ".join(f"{name!r:.60}: 1" for name in names[:3])
-    return InvalidInput(f"the size of {listed(names)} is not fixed: give it, such as dims={{{example}}}")
+    option = shlex.quote(f"{names[0]:.60}=1")
+    return InvalidInput(
+        f"the size of {listed(names)} is not fixed: give it, such as dims={{{example}}}, "
+        f"or `--dim {option}` of the commands import and profile"
+    )

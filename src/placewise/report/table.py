@@ -311,15 +311,20 @@ def describe_profile(facts: Mapping[str, Any]) -> str:
     rows = [
         ("different ops that take time", f"{facts['wanted']} ({facts['ops']} ops in all)"),
         ("measured", f"{facts['measured']}"),
-        ("spread between quartiles", f"{facts['spread']:.1%} in the median"),
-        ("sum of the ops", format_seconds(facts["sum_of_ops"])),
-        ("rates fitted to them", f"{facts['error']:.0%} off, op by op, in the median"),
     ]
+    if facts["spread"] is not None:
+        rows += [
+            ("spread between quartiles", f"{facts['spread']:.1%} in the median"),
+            ("sum of the ops", format_seconds(facts["sum_of_ops"])),
+            ("rates fitted to them", f"{facts['error']:.0%} off, op by op, in the median"),
+        ]
     if facts["whole"] is not None:
         ratio = facts["whole"] / facts["sum_of_ops"] if facts["sum_of_ops"] else math.nan
-        rows.insert(4, ("the whole model", f"{format_seconds(facts['whole'])} ({ratio:.2f} times the sum)"))
+        rows.insert(-1, ("the whole model", f"{format_seconds(facts['whole'])} ({ratio:.2f} times the sum)"))
     title = f"{facts['model']} on {facts['hardware']} ({facts['library']})"
     hint = f"Kept as {facts['profile']}. A device of a cluster file uses it by `profile: {facts['profile']}`."
+    if not facts["measured"]:
+        hint = "Nothing was measured: no op of it can be run alone, or there are none."
     return f"{wrapped(title)}\n\n{table(('', ''), 'lr', rows)}\n\n{wrapped(hint)}"
 
 
@@ -343,7 +348,7 @@ def describe_import(facts: Mapping[str, Any]) -> str:
     """What `placewise import` prints."""
     state = f", {format_bytes(facts['state_bytes'])} of state" if facts["state_bytes"] else ""
     return wrapped(
-        f"{facts['model']}: {facts['ops']:,} ops, {_count(facts['parameters'])} parameters, "
+        f"{facts['model']}: {facts['ops']:,} ops, {_count(facts['parameters']).rstrip()} parameters, "
         f"{_count(facts['flops'])}FLOP, {format_bytes(facts['bytes'])} of weights{state}."
     )
 

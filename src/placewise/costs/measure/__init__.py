@@ -7,18 +7,19 @@ profile already holds is not measured again, so that work goes on where it was i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from placewise.errors import InvalidInput
-from placewise.files import known_profiles, load_profile, profile_folder, save_profile
+from placewise import zoo
+from placewise.errors import InvalidInput, PlacewiseError, Unsupported
+from placewise.files import existing, known_profiles, load_profile, profile_folder, save_profile
 from placewise.graph import Graph
 from placewise.kinds import NEVER_FREE, family
 from placewise.machine import cpu_title, usable_cores
@@ -28,6 +29,13 @@ _SAVE_EVERY = 10.0  # seconds
 _ROUNDS = 2  # through all ops, so that a disturbance is not taken for a slow op
 _UNSTEADY = 0.3  # an op whose quartiles are this far apart is measured again by the next run
 _SAMPLE = 2e-3  # seconds that a clock reading should span at least
+#: The files that each library takes, beside the models of the zoo.
+_FILES: Final = {
+    "cpu": (".pt2",),
+    "cuda": (".pt2",),
+    "openvino": (".xml", ".onnx", ".pt2"),
+    "onnxruntime": (".onnx", ".pt2"),
+}
 
 
 class Target(Protocol):
@@ -69,14 +77,14 @@ def summary(graph: Graph, found: Profile) -> dict[str, Any]:
     timed = [time for time in known.values() if time.seconds > 0]
     columns = zip(*((time.kind, time.dtype, time.flops, time.bytes_accessed) for time in timed), strict=True)
     fitted = found.predict(*map(list, columns)) if timed else np.zeros(0)
-    errors = np.abs(fitted / [time.seconds for time in timed] - 1) if timed else np.zeros(1)
+    errors = np.abs(fitted / [time.seconds for time in timed] - 1)
     whole = found.models.get(graph.name)
     return {
         "model": graph.name, "profile": found.name, "device": found.device, "hardware": found.hardware,
         "library": found.library, "date": found.date, "ops": len(all_ops), "wanted": len(set(all_ops)),
-        "measured": len(known), "spread": float(np.median([time.spread for time in timed])) if timed else 0.0,
+        "measured": len(known), "spread": float(np.median([time.spread for time in timed])) if timed else None,
         "sum_of_ops": sum(known[signature].seconds for signature in all_ops if signature in known),
-        "whole": whole.seconds if whole else None, "error": float(np.median(errors)),
+        "whole": whole.seconds if whole else None, "error": float(np.median(errors)) if timed else None,
     }  # fmt: skip
 
 
@@ -99,10 +107,13 @@ def profile(
     """
     name = profile_name(target)
     place = (folder or profile_folder()) / f"{name}.json.gz"
-    place.parent.mkdir(parents=True, exist_ok=True)
+    _check_writable(place.parent)
     about = (name, target.device, target.hardware, target.library, date.today().isoformat())
     source = place if place.exists() else known_profiles().get(name)
-    found = load_profile(source) if source else Profile(*about)
+    try:
+        found = load_profile(source) if source else Profile(*about)
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}; delete this profile to measure all anew") from None
     ops, models = dict(found.ops), dict(found.models)
 
     graph = target.graph
@@ -137,12 +148,32 @@ def profile(
     return Profile(*about, ops, models)
 
 
+def _check_writable(folder: Path) -> None:
+    """Better told now than after hours of measuring."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        advice = "profiles cannot be kept here; let PLACEWISE_PROFILES name a folder that you may write to"
+        raise OSError(error.errno, f"{error.strerror}: {advice}", str(folder)) from None
+
+
 @contextmanager
-def opened(model: str, device: str) -> Iterator[Target]:
-    """A model (of the zoo, or a file that the library reads) on a device: cpu, cuda:0, openvino:CPU, onnxruntime."""
-    library, _, part = device.partition(":")
-    if library not in ("cpu", "cuda", "openvino", "onnxruntime"):
+def opened(model: str, device: str, dims: Mapping[str, int] | None = None) -> Iterator[Target]:
+    """A model (of the zoo, or a file that the library reads) on a device: cpu, cuda:0, openvino:CPU, onnxruntime.
+
+    `dims` gives the sizes that an ONNX or OpenVINO file leaves open.
+    """
+    library, colon, part = device.partition(":")
+    if library not in _FILES or (colon and library in ("cpu", "onnxruntime")):
         raise InvalidInput(f"device {device!r:.60}: must be cpu, cuda:0, openvino:CPU or onnxruntime")
+    if model not in zoo.names():
+        suffix = existing(model, "model", zoo.names()).suffix.lower()
+        if suffix not in _FILES[library]:
+            known = ", ".join(_FILES[library])
+            raise InvalidInput(f"{model}: {library} measures bundled models, and files that end in {known}")
+    if dims and Path(model).suffix.lower() not in (".onnx", ".xml"):
+        raise InvalidInput(f"{model}: only .onnx and .xml files have sizes that are left open")
     if library in ("cpu", "cuda"):
         from placewise.costs.measure import pytorch
 
@@ -152,13 +183,25 @@ def opened(model: str, device: str) -> Iterator[Target]:
         if library == "openvino":
             from placewise.costs.measure import openvino
 
-            path, name = openvino.written(model, Path(folder))
-            yield openvino.OpenvinoTarget(path, name, part or "CPU")
+            path, name = openvino.written(model, Path(folder), dims)
+            yield openvino.OpenvinoTarget(path, name, part or "CPU", dims)
         else:
             from placewise.costs.measure import onnxruntime
 
-            path, name = onnxruntime.written(model, Path(folder))
-            yield onnxruntime.OnnxruntimeTarget(path, name)
+            path, name = onnxruntime.written(model, Path(folder), dims)
+            yield onnxruntime.OnnxruntimeTarget(path, name, dims)
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """What a library refuses is told in a line."""
+    try:
+        yield
+    except PlacewiseError:
+        raise
+    except Exception as error:  # each library has kinds of its own
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise Unsupported(f"{what}: {lines[0] if lines else type(error).__name__:.300}") from error
 
 
 def shared_out(

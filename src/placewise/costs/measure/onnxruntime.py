@@ -6,10 +6,12 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out
+from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out, told
+from placewise.errors import Unsupported
 from placewise.importers import onnx as importer
 from placewise.importers import require
 from placewise.importers.torch_export import quiet
@@ -18,26 +20,29 @@ _PER_MODEL = 5.0  # seconds
 _RUNS = 7  # with the profiler on, of which the first two warm up
 
 
-def written(model: str, folder: Path) -> tuple[Path, str]:
+def written(model: str, folder: Path, dims: Mapping[str, int] | None = None) -> tuple[Path, str]:
     """(file, name) of an ONNX model; one of the zoo is exported, with random weights."""
-    if Path(model).suffix == ".onnx":
-        return _named(Path(model), folder), Path(model).stem
+    if Path(model).suffix.lower() == ".onnx":
+        return _named(Path(model), folder, dims), Path(model).stem
     torch = require("torch", "torch")
+    if find_spec("onnxscript") is None:
+        raise Unsupported("onnxscript is not installed, and torch writes ONNX files with it: pip install onnxscript")
     module, args, _, name = pytorch.runnable(model)
     module, (args, _) = pytorch.materialised(module, (args, {}), "cpu")
-    with quiet():
+    with told(f"{model}: torch cannot write it as an ONNX file"), quiet():
         torch.onnx.export(module, args, folder / "model.onnx", dynamo=True, external_data=True, verbose=False)
     return folder / "model.onnx", name
 
 
-def _named(path: Path, folder: Path) -> Path:
+def _named(path: Path, folder: Path, dims: Mapping[str, int] | None) -> Path:
     """The file, or a copy in which every node has the name that its op has: the runtime reports times by name."""
     onnx = require("onnx", "onnx")
-    importer.load(path)  # refuses what is damaged, before the runtime sees it
+    importer.load(path, dims=dims)  # refuses what is damaged, before the runtime sees it
     model = onnx.load(str(path), load_external_data=False)
     if all(node.name for node in model.graph.node):
         return path
-    onnx.load_external_data_for_model(model, str(path.parent))
+    with told(f"{path}: its weights cannot be read"):
+        onnx.load_external_data_for_model(model, str(path.parent))
     for node, name in zip(model.graph.node, importer.node_names(model.graph), strict=True):
         node.name = name
     onnx.save(model, str(folder / "model.onnx"), save_as_external_data=True, location="weights")
@@ -47,12 +52,12 @@ def _named(path: Path, folder: Path) -> Path:
 class OnnxruntimeTarget:
     """An ONNX file on the CPU."""
 
-    def __init__(self, path: str | Path, name: str) -> None:
+    def __init__(self, path: str | Path, name: str, dims: Mapping[str, int] | None = None) -> None:
         runtime = require("onnxruntime", "onnx")
         self.device, self.hardware = "onnxruntime", hardware_name()
         self.library = f"onnxruntime {runtime.__version__}"
-        self.graph = importer.load(path, name)
-        self._runtime, self._path = runtime, str(path)
+        self.graph = importer.load(path, name, dims=dims)
+        self._runtime, self._path, self._dims = runtime, str(path), dims or {}
 
     def measure(self, wanted: set[str]) -> Iterator[tuple[str, Timing]]:
         """From the times of the nodes that the runtime made of the ops."""
@@ -63,9 +68,10 @@ class OnnxruntimeTarget:
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "times")
             session = self._session(options)
-            inputs = _random_inputs(session)
-            for _ in range(_RUNS):
-                session.run(None, inputs)
+            inputs = _random_inputs(session, self._dims)
+            with told(f"{self.graph.name}: ONNX Runtime cannot run it"):
+                for _ in range(_RUNS):
+                    session.run(None, inputs)
             events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         runs: dict[str, list[float]] = {}
         for event in events:
@@ -78,7 +84,7 @@ class OnnxruntimeTarget:
     def whole(self) -> Timing:
         """Without the profiler."""
         session = self._session(self._runtime.SessionOptions())
-        inputs = _random_inputs(session)
+        inputs = _random_inputs(session, self._dims)
         return clocked(lambda count: [session.run(None, inputs) for _ in range(count)], _PER_MODEL)
 
     def _makers(self) -> dict[str, str]:
@@ -88,7 +94,9 @@ class OnnxruntimeTarget:
         return {output: node.name for node in nodes for output in node.output}
 
     def _session(self, options: Any) -> Any:
-        return self._runtime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
+        options.log_severity_level = 4  # what fails is raised as well
+        with told(f"{self._path}: ONNX Runtime cannot load it"):
+            return self._runtime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
 
 
 def _source(node: str, made_by: Mapping[str, str]) -> str:
@@ -97,13 +105,16 @@ def _source(node: str, made_by: Mapping[str, str]) -> str:
     return made_by.get(plain.removesuffix("_nchwc"), plain)
 
 
-def _random_inputs(session: Any) -> Mapping[str, Any]:
+def _random_inputs(session: Any, dims: Mapping[str, int]) -> Mapping[str, Any]:
     import numpy as np
 
     kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
     rng, made = np.random.default_rng(0), {}
     for given in session.get_inputs():
-        shape = [size if isinstance(size, int) else 1 for size in given.shape]
+        shape = [
+            size if isinstance(size, int) else dims.get(size) or dims[f"{given.name}.{axis}"]
+            for axis, size in enumerate(given.shape)
+        ]
         if given.type in kinds:
             made[given.name] = rng.random(shape).astype(kinds[given.type])
         else:

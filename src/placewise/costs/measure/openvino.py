@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out
+from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out, told
 from placewise.errors import InvalidInput
-from placewise.importers import onnx, require
+from placewise.importers import naming, onnx, require
 from placewise.importers import openvino as importer
 
 _PER_MODEL = 5.0  # seconds
 _RUNS = 7  # with counters on, of which the first two warm up
 
 
-def written(model: str, folder: Path) -> tuple[Path, str]:
+def written(model: str, folder: Path, dims: Mapping[str, int] | None = None) -> tuple[Path, str]:
     """(file, name) of a model that OpenVINO reads; one of the zoo is converted, with random weights."""
-    if Path(model).suffix == ".xml":
+    suffix = Path(model).suffix.lower()
+    if suffix == ".xml":
         return Path(model), Path(model).stem
     openvino = require("openvino", "openvino")
-    if Path(model).suffix == ".onnx":
-        onnx.load(model)  # refuses what is damaged, before OpenVINO sees it
-        openvino.save_model(openvino.convert_model(model), folder / "model.xml", compress_to_fp16=False)
-        return folder / "model.xml", Path(model).stem
-    module, args, _, name = pytorch.runnable(model)
-    module, (args, _) = pytorch.materialised(module, (args, {}), "cpu")
-    converted = openvino.convert_model(module, example_input=args, input=[list(arg.shape) for arg in args])
-    openvino.save_model(converted, folder / "model.xml", compress_to_fp16=False)
+    given: dict[str, Any] = {"input_model": model}
+    name = Path(model).stem
+    if suffix == ".onnx":
+        onnx.load(model, dims=dims)  # refuses what is damaged, before OpenVINO sees it
+    else:
+        module, args, _, name = pytorch.runnable(model)
+        module, (args, _) = pytorch.materialised(module, (args, {}), "cpu")
+        given = {"input_model": module, "example_input": args, "input": [list(arg.shape) for arg in args]}
+    with told(f"{model}: OpenVINO cannot convert it"):
+        openvino.save_model(openvino.convert_model(**given), folder / "model.xml", compress_to_fp16=False)
     return folder / "model.xml", name
 
 
 class OpenvinoTarget:
     """An IR file on one of OpenVINO's devices. Arithmetic is that of the file: no silent 16 bits."""
 
-    def __init__(self, path: str | Path, name: str, device: str) -> None:
+    def __init__(self, path: str | Path, name: str, device: str, dims: Mapping[str, int] | None = None) -> None:
         openvino = require("openvino", "openvino")
         self._core, self._type = openvino.Core(), openvino.Type
         if device not in self._core.available_devices:
@@ -42,8 +45,9 @@ class OpenvinoTarget:
         self.device, self._openvino_device = f"openvino:{device}", device
         self.hardware = hardware_name() if device == "CPU" else self._core.get_property(device, "FULL_DEVICE_NAME")
         self.library = f"openvino {openvino.__version__.split('-')[0]}"
-        self.graph = importer.load(path, name)
-        self._model = self._core.read_model(str(path))
+        self.graph = importer.load(path, name, dims=dims)
+        with naming(path):
+            self._model = importer.read_model(path, dims)
 
     def measure(self, wanted: set[str]) -> Iterator[tuple[str, Timing]]:
         """From the times of the kernels that the plugin made of the ops."""
@@ -74,7 +78,8 @@ class OpenvinoTarget:
 
     def _compiled(self, *, counters: bool) -> Any:
         settings = {"PERF_COUNT": counters, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-        return self._core.compile_model(self._model, self._openvino_device, settings)
+        with told(f"{self.graph.name}: OpenVINO cannot compile it for {self._openvino_device}"):
+            return self._core.compile_model(self._model, self._openvino_device, settings)
 
     def _random_inputs(self, compiled: Any) -> list[Any]:
         import numpy as np

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name
+from placewise.costs.measure import Timing, clocked, hardware_name, told
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import torch_export
 
@@ -30,6 +30,8 @@ class TorchTarget:
             raise InvalidInput(f"device {device!r:.60}: {str(error).splitlines()[0]}") from None
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise InvalidInput(f"device {device!r:.60}: this PyTorch ({torch.__version__}) sees no CUDA device")
+        if self._device.type == "cuda" and (self._device.index or 0) >= torch.cuda.device_count():
+            raise InvalidInput(f"device {device!r:.60}: there are {torch.cuda.device_count()}, counted from cuda:0")
         self.device = device
         on_gpu = self._device.type == "cuda"
         self.hardware = torch.cuda.get_device_name(self._device) if on_gpu else hardware_name()
@@ -63,8 +65,8 @@ class TorchTarget:
         """The module as it is called."""
         import torch
 
-        module, inputs = materialised(self._module, self._inputs, self._device)
-        with torch.inference_mode():
+        with told(f"{self.graph.name}: the whole model cannot be run on {self.device}"), torch.inference_mode():
+            module, inputs = materialised(self._module, self._inputs, self._device)
             return self._clocked(partial(_run, module, [inputs]), _PER_MODEL)
 
     def _clocked(self, run: Callable[[int], Any], budget: float) -> Timing:
@@ -179,11 +181,11 @@ def materialised(module: Any, inputs: Any, device: Any) -> tuple[Any, Any]:
 def runnable(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
     """(module, args, kwargs, name) of a model of the zoo or a `.pt2` file."""
     from placewise import zoo
+    from placewise.importers import pt2
 
-    if Path(model).suffix == ".pt2":
-        program = torch_export.load_program(model)
-        args, kwargs = program.example_inputs or ((), {})
-        return program.module(), args, kwargs, Path(model).stem
+    if Path(model).suffix.lower() == ".pt2":
+        program, example = pt2.as_module(model)
+        return program, example, {}, Path(model).stem
     if model in zoo.MODELS and zoo.MODELS[model].task == "training":
         raise Unsupported(f"{model}: only inference is measured; profile {model.removesuffix('-train')}")
     module, args = zoo.module(model)

@@ -243,7 +243,7 @@ def test_what_is_no_configuration_is_told(folder, text):
 
 def test_what_is_not_there_is_not_looked_for_elsewhere(tmp_path):
     for missing in ("meta-llama/Meta-Llama-3-8B", tmp_path):
-        with pytest.raises(InvalidInput, match="No such file"):
+        with pytest.raises(InvalidInput, match=r"there is no (such file|config.json in this folder)"):
             pw.from_transformers(missing)
 
 
@@ -251,5 +251,10 @@ def test_wrong_requests_are_told():
     for wrong in ({"prompt": 0}, {"batch": True}, {"prompt": "8"}):
         with pytest.raises(InvalidInput, match="whole number, 1 or more"):
             pw.from_transformers(llama(), **wrong)
+    with pytest.raises(InvalidInput, match=r"5\.12e\+20 tokens, at most 2,147,483,648"):
+        pw.from_transformers(llama(), batch=10**18)
+    for size in (-5, 10**15):
+        with pytest.raises(InvalidInput, match=r"images cannot be of this size|cannot be built"):
+            pw.from_transformers(transformers.ViTConfig(num_hidden_layers=1, image_size=size))
     with pytest.raises(InvalidInput, match="exclude each other"):
         pw.from_transformers(llama(), decode=True, training="adam")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 4 * 1024**2
 #: Each layer is built and traced; what has more is no model but an attempt to keep us busy.
 MAX_LAYERS = 2000
+#: In all prompts together; with more, torch cannot count the bytes of what a layer makes.
+MAX_TOKENS = 2**31
 _CACHE = "past_key_values"
 
 
@@ -48,6 +50,8 @@ def from_transformers(
     for what, count in (("batch", batch), ("prompt", prompt)):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InvalidInput(f"{what}: must be a whole number, 1 or more, found {count!r:.60}")
+    if batch * prompt > MAX_TOKENS:
+        raise InvalidInput(f"batch, prompt: these are {batch * prompt:.3g} tokens, at most {MAX_TOKENS:,} are possible")
     require("torch", "transformers")
     require("transformers", "transformers")
     with naming(model) if isinstance(model, (str, Path)) else nullcontext(), _alone():
@@ -73,6 +77,8 @@ def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str
         return model, str(model.model_type) or type(model).__name__
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidInput("there is no config.json in this folder" if path.is_dir() else "there is no such file")
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
             raise InvalidInput("too large for a configuration")
@@ -156,7 +162,12 @@ def _inputs(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, Any]:
     elif model.main_input_name == "pixel_values":
         side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
         size = tuple(side) if isinstance(side, (list, tuple)) else (side, side)
-        inputs = {"pixel_values": torch.zeros(batch, channels, *size, dtype=model.dtype, device="meta")}
+        try:
+            images = torch.zeros(batch, channels, *size, dtype=model.dtype, device="meta")
+        except (RuntimeError, TypeError):
+            wrong = f"image_size {side!r:.60}, num_channels {channels!r:.60}, batch {batch}"
+            raise InvalidInput(f"{wrong}: images cannot be of this size") from None
+        inputs = {"pixel_values": images}
     else:
         raise Unsupported(f"{type(model).__name__} reads {model.main_input_name}; only text and images are known")
     if config.is_encoder_decoder:

@@ -57,7 +57,7 @@ def lookahead(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
 def critical_path_first(problem: Problem) -> tuple[Ints, Ints]:
     """(placement, order) of CPoP."""
     graph = problem.graph
-    time, latency, per_byte = _means(problem)
+    time, latency, per_byte = mean_costs(problem)
     rank, urgency = upward_rank(problem), priority_order(problem)
     transfer = latency + graph.tensor_bytes * per_byte
     input_ptr, in_edges = graph.in_edges
@@ -83,7 +83,7 @@ def optimistic(problem: Problem, real_links: bool = False) -> tuple[Ints, Ints]:
     graph, cluster = problem.graph, problem.cluster
     latency, per_byte = cluster.latency, cluster.seconds_per_byte
     if not real_links:
-        _, mean_latency, mean_per_byte = _means(problem)
+        _, mean_latency, mean_per_byte = mean_costs(problem)
         latency, per_byte = np.full(latency.shape, mean_latency), np.full(per_byte.shape, mean_per_byte)
     table = _optimistic_cost(
         graph.topological_order, problem.seconds, *graph.outputs, graph.consumer_ptr, graph.consumers,
@@ -94,7 +94,7 @@ def optimistic(problem: Problem, real_links: bool = False) -> tuple[Ints, Ints]:
     return place_in_order(problem, _topological(problem, rank, priority_order(problem)), bias=table)
 
 
-def _means(problem: Problem) -> tuple[Floats, float, float]:
+def mean_costs(problem: Problem) -> tuple[Floats, float, float]:
     """Mean time [N] over the devices that may run an op; mean latency and seconds per byte over the links."""
     others = ~np.eye(problem.num_devices, dtype=np.bool_)
     links = max(1, int(others.sum()))
@@ -127,7 +127,7 @@ def _topological(problem: Problem, rank: Floats, urgency: Ints) -> Ints:
     wish = urgency[np.argsort(-rank[urgency], kind="stable")]
     start, edges = graph.out_edges
     missing = np.bincount(graph.consumers, minlength=problem.num_ops)
-    order: Ints = _ready_queue(wish.astype(np.int64), missing, start, graph.consumers[edges]).astype(np.int32)
+    order: Ints = _ready_queue(wish, np.argsort(wish), missing, start, graph.consumers[edges])
     return order
 
 
@@ -183,30 +183,29 @@ def earliest_first(problem: Problem) -> tuple[Ints, Ints]:
     input_ptr, in_edges = graph.in_edges
     output_ptr, out_edges = graph.out_edges
     runs = ~graph.is_stored[graph.edge_producer]
-    place, order = _earliest_first(
-        priority_order(problem).astype(np.int64), problem.seconds, graph.is_stored,
+    by_rank = priority_order(problem)
+    home, order = _earliest_first(
+        by_rank, np.argsort(by_rank), problem.seconds, graph.is_stored,
         np.bincount(graph.consumers[runs], minlength=problem.num_ops),
         input_ptr, graph.edge_tensor[in_edges], graph.tensor_producer, graph.tensor_bytes,
         output_ptr, graph.consumers[out_edges],
         problem.cluster.latency, problem.cluster.seconds_per_byte,
         problem.unit, problem.per_unit(graph.resident_bytes), problem.capacity - headroom(problem),
     )  # fmt: skip
-    return place.astype(np.int32), order.astype(np.int32)
+    return home[problem.unit].astype(np.int32), order.astype(np.int32)
 
 
 @njit(cache=True, nogil=True)
 def _earliest_first(
-    by_rank, seconds, stored, missing, input_ptr, inputs, producer, size, reader_ptr, readers, latency, per_byte,
+    by_rank, number, seconds, stored, missing, input_ptr, inputs, producer, size, reader_ptr, readers, latency, per_byte,
     unit, resident, room,
 ):  # fmt: skip
-    """(device of each op, ops by start). An op is known by its place in `by_rank`, so that smaller is more urgent.
+    """(device of each unit, ops by start). An op is known by its place in `by_rank`, so that smaller is more urgent.
 
     When the inputs of a ready op are on a device never changes. So each device keeps two heaps: ops whose inputs are
     there by the time it is free, the most urgent on top, and the others, the first to arrive on top.
     """
     n, devices = seconds.shape
-    number = np.empty(n, np.int64)
-    number[by_rank] = np.arange(n)
     home = np.full(len(resident), -1, np.int64)
     finish, free, room = np.zeros(n), np.zeros(devices), room.copy()
     arrival, no_key = np.zeros((devices, n)), np.zeros(n)
@@ -304,7 +303,7 @@ def _earliest_first(
     for op in range(n):
         if home[unit[op]] < 0:  # a parameter that nobody reads
             _settle(op, -1, unit[op], seconds, resident, home, room)
-    return home[unit], order
+    return home, order
 
 
 @njit(cache=True, nogil=True)
@@ -320,12 +319,10 @@ def _settle(op, d, u, seconds, resident, home, room):
 
 
 @njit(cache=True, nogil=True)
-def _ready_queue(wish, missing, reader_ptr, readers):
+def _ready_queue(wish, number, missing, reader_ptr, readers):
     """The topological order that comes closest to the wish."""
-    n = len(wish)
-    number, no_key = np.empty(n, np.int64), np.zeros(n)
-    number[wish] = np.arange(n)
-    heap, size, order = np.empty(n, np.int64), 0, np.empty(n, np.int64)
+    n, no_key = len(wish), np.zeros(len(wish))
+    heap, size, order = np.empty(n, np.int64), 0, np.empty(n, np.int32)
     for op in range(n):
         if missing[op] == 0:
             size = _push(heap, size, no_key, number[op])

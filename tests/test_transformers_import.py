@@ -234,7 +234,36 @@ def test_wrong_configurations_are_told(folder, change, complaint):
         pw.from_transformers(folder, prompt=8)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"model_type": 3}'])
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"model_type": "t5", "num_decoder_layers": 200_000}, "num_decoder_layers"),
+        ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"model_type": "gpt2", "n_layer": 10**9}, "n_layer"),
+        ({"model_type": "bart", "encoder_layers": 10**9}, "encoder_layers"),
+        ({"model_type": "mixtral", "num_local_experts": 10**9}, "num_local_experts"),
+        ({"model_type": "swin", "depths": [2, 10**9]}, "depths"),
+        ({"model_type": "albert", "inner_group_num": 10**9}, "inner_group_num"),
+        ({"model_type": "bert", "num_labels": 10**9}, "num_labels"),
+        ({"model_type": "llava", "text_config": {"num_hidden_layers": 10**9}}, r"text_config\.num_hidden_layers"),
+        ({"model_type": "bert", "num_hidden_layers": 1e9}, "num_hidden_layers"),
+    ],
+)
+def test_models_without_end_are_refused_at_once(tmp_path, config, field):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match=f"{field}: must be at most"):
+        pw.from_transformers(tmp_path)
+
+
+def test_modules_are_counted(monkeypatch):
+    from placewise.importers import transformers as reader
+
+    monkeypatch.setattr(reader, "MAX_MODULES", 10)
+    with pytest.raises(InvalidInput, match="more than 10 modules"):
+        pw.from_transformers(llama(), prompt=8)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, "[" * 900 + "]" * 900, '{"model_type": 3}'])
 def test_what_is_no_configuration_is_told(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(InvalidInput, match="tiny-llama"):

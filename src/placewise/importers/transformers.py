@@ -7,11 +7,12 @@ the keys and values of all tokens before as state.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
 from placewise.graph import Graph
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 MAX_CONFIG_BYTES = 4 * 1024**2
-#: Each layer is built and traced; what has more is no model but an attempt to keep us busy.
+#: Each layer is built and traced; what has more is no model but an attempt to keep us busy. So are so many modules, as
+#: layers may have experts, and these layers again.
 MAX_LAYERS = 2000
+MAX_MODULES = 200_000
+MAX_LABELS = 200_000
+#: Fields that say how often something is built, or written into the configuration itself.
+_COUNTS: Final = re.compile(r"(layers?|blocks?|depths?|experts|stages|groups?|repeats?|group_num|num_labels)$")
 #: In all prompts together; with more, torch cannot count the bytes of what a layer makes.
 MAX_TOKENS = 2**31
 _CACHE = "past_key_values"
@@ -74,6 +80,7 @@ def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str
     from transformers import AutoConfig, PretrainedConfig
 
     if isinstance(model, PretrainedConfig):
+        _check_counts(model.to_dict())
         return model, str(model.model_type) or type(model).__name__
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
@@ -83,6 +90,7 @@ def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str
         if file.stat().st_size > MAX_CONFIG_BYTES:
             raise InvalidInput("too large for a configuration")
         data = json.loads(file.read_bytes())
+        _check_counts(data)  # before anything is made of them
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
@@ -101,12 +109,43 @@ def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str
 
 
 def _check(config: PretrainedConfig, tokens: int) -> None:
-    text = config.get_text_config()
-    layers, longest = (getattr(text, name, None) for name in ("num_hidden_layers", "max_position_embeddings"))
-    if isinstance(layers, int) and layers > MAX_LAYERS:
-        raise InvalidInput(f"num_hidden_layers: must be at most {MAX_LAYERS}, found {layers}")
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < tokens:
         raise InvalidInput(f"the model reads at most {longest} tokens, but is given {tokens}")
+
+
+def _check_counts(data: Any, where: str = "") -> None:
+    """In configurations within configurations too, and in lists, where each stage of a model has its own."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _check_counts(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(data, list):
+        for value in data:
+            _check_counts(value, where)
+    elif isinstance(data, (int, float)) and _COUNTS.search(where):
+        limit = MAX_LABELS if where.endswith("num_labels") else MAX_LAYERS
+        if data > limit:
+            raise InvalidInput(f"{where:.100}: must be at most {limit}, found {data}")
+
+
+@contextmanager
+def _few_modules() -> Iterator[None]:
+    """Counts the modules that become part of others."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    count = 0
+
+    def one_more(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MAX_MODULES:
+            raise InvalidInput(f"the model has more than {MAX_MODULES:,} modules")
+
+    hook = register_module_module_registration_hook(one_more)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _built(config: PretrainedConfig) -> PreTrainedModel:
@@ -116,13 +155,15 @@ def _built(config: PretrainedConfig) -> PreTrainedModel:
     kind = _kind(config)
     dtype = getattr(config, "dtype", None) or torch.float32
     try:
-        with torch.device("meta"):
-            model = kind._from_config(config, dtype=dtype, attn_implementation="sdpa")
-    except ValueError as error:
-        if "scaled_dot_product_attention" not in str(error):
-            raise InvalidInput(f"{kind.__name__}: {first_line(error)}") from None
-        with torch.device("meta"):
-            model = kind._from_config(config, dtype=dtype, attn_implementation="eager")
+        with torch.device("meta"), _few_modules():
+            try:
+                model = kind._from_config(config, dtype=dtype, attn_implementation="sdpa")
+            except ValueError as error:
+                if "scaled_dot_product_attention" not in str(error):
+                    raise
+                model = kind._from_config(config, dtype=dtype, attn_implementation="eager")
+    except PlacewiseError:
+        raise
     except Exception as error:  # whatever a wrong value leads to
         raise InvalidInput(f"{kind.__name__} cannot be built: {first_line(error)}") from None
     built: PreTrainedModel = model.eval()

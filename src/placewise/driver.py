@@ -108,6 +108,14 @@ class Context:
         limit = self._budget.evaluations
         return sys.maxsize if limit is None else max(0, limit - self.evaluations)
 
+    @property
+    def spent(self) -> float:
+        """The share of the budget that is used up, from 0 to 1; 0 where there is no limit."""
+        limit = self._budget
+        of_time = 0.0 if limit.seconds is None else self.seconds / limit.seconds
+        of_evaluations = 0.0 if limit.evaluations is None else self.evaluations / limit.evaluations
+        return min(1.0, max(of_time, of_evaluations))
+
     def evaluate(self, placement: ArrayLike, order: ArrayLike | None = None) -> float:
         """The value of a placement, infinite if it breaks a constraint. The best is remembered."""
         self._check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numba import njit
@@ -14,16 +14,20 @@ from placewise.driver import Context
 from placewise.errors import InvalidInput
 from placewise.graph import Ints
 from placewise.planners import planner
-from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory
-from placewise.planners.heft import schedule
-from placewise.planners.local_search import _Current, local_search
+from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory, fastest_first
+from placewise.planners.heft import ignores_shape, place_in_order, schedule
+from placewise.planners.local_search import _BATCH, _Current, _Moves, local_search
 from placewise.planners.random_search import sample
+from placewise.planners.single import all_on
 from placewise.problem import Problem
+from placewise.simulator.arrays import arrays_for
 from placewise.transforms import contract
 
 _FUSE: Final = 4  # ops at most that become one from level to level
 _HEAVIEST: Final = 2.0  # the weight of a fused op, in shares of all that there is among the coarsest ops
-_BATCH: Final = 32
+_COARSEST_SHARE: Final = 0.15  # of the budget, for the coarsest level
+_COARSER_SHARE: Final = 0.25  # of what is then left, for all others but the ops themselves
+_LUCK: Final = 2_000  # random placements to try where no simple plan keeps every constraint
 
 
 def _compile(problem: Problem) -> None:
@@ -43,44 +47,73 @@ def multilevel(problem: Problem, ctx: Context, *, coarsest: int = 200, patience:
     """
     if coarsest < 1:
         raise InvalidInput(f"option coarsest of multilevel = {coarsest}: it must be 1 or more")
+    placement = simple_start(ctx)  # first of all, so that there is a plan however soon the budget ends
     levels = hierarchy(problem, ctx, coarsest)
-    placement = None
     if len(levels) > 1:
-        with ctx.aside(levels[-1].problem, 0.25) as inner:
-            local_search(inner.problem, inner)
-        placement = inner.best[0] if inner.best else None
+        coarse = _plan_coarse(ctx, levels, patience)
+        placement = min(placement, coarse[levels[1].label], key=ctx.evaluate)
+    _refine(ctx, levels, placement, patience)
+
+
+def _plan_coarse(ctx: Context, levels: list[Level], patience: int) -> Ints:
+    """A plan for the first level of fused ops, by way of all others."""
+    with ctx.aside(levels[-1].problem, _COARSEST_SHARE) as inner:
+        local_search(inner.problem, inner)
+    placement = inner.best[0] if inner.best else blocks_by_memory(inner.problem, inner)
     for depth in range(len(levels) - 2, 0, -1):
-        if placement is not None:
-            placement = placement[levels[depth + 1].label]
-        with ctx.aside(levels[depth].problem, 0.5 / depth) as inner:
-            _start(inner, placement)
-            _refine(inner, levels[depth:], patience)
+        placement = placement[levels[depth + 1].label]
+        with ctx.aside(levels[depth].problem, _COARSER_SHARE / depth) as inner:
+            start = min(placement, simple_start(inner), key=inner.evaluate)
+            _refine(inner, levels[depth:], start, patience)
         placement = inner.best[0] if inner.best else placement
-    _start(ctx, None if placement is None else placement[levels[1].label])
-    _refine(ctx, levels, patience)
+    return placement
 
 
-def _start(ctx: Context, placement: Ints | None) -> None:
-    """Where a level starts: the coarser level's plan, or a simple one that is better."""
+def simple_start(ctx: Context) -> Ints:
+    """The best simple plan without an order of its own; any, where none keeps every constraint."""
     problem = ctx.problem
-    if placement is not None:
-        ctx.evaluate(placement)
-    if problem.objective != "throughput" and not problem.contiguous and problem.max_devices is None:
-        ctx.evaluate(schedule(problem)[0])
-    if not ctx.should_stop():
-        blocks_by_load(problem, ctx)
-    if ctx.best is None:
-        ctx.evaluate(blocks_by_memory(problem, ctx))
-    while ctx.best is None and not ctx.should_stop() and ctx.evaluations < 2_000:
+    blocks = blocks_by_memory(problem, ctx)
+    ctx.evaluate(blocks)
+    ctx.evaluate(all_on(problem, fastest_first(problem)[0]))
+    blocks_by_load(problem, ctx)
+    while ctx.best is None and not ctx.should_stop() and ctx.evaluations < _LUCK:
         ctx.evaluate_batch(sample(problem, ctx.rng, 64))
+    placement = ctx.best[0] if ctx.best else blocks
+    if problem.objective == "throughput" or ignores_shape(problem) is not True:
+        return placement
+    by_mean_times, order = schedule(problem)
+    placement = min(placement, by_mean_times, key=ctx.evaluate)
+    _schedule_again(ctx, by_mean_times, order)
+    return placement
 
 
-def _refine(ctx: Context, levels: list[Level], patience: int) -> None:
+def _schedule_again(ctx: Context, placement: Ints, order: Ints) -> None:
+    """HEFT by the longest paths that its own placement leaves instead of mean times, again and again while it helps."""
+    best, fruitless = np.inf, 0
+    while fruitless < 3 and not ctx.should_stop():
+        value = ctx.evaluate(placement, order)
+        best, fruitless = (value, 0) if value < best else (best, fruitless + 1)
+        placement, order = place_in_order(ctx.problem, by_longest_path(ctx.problem, placement))
+
+
+def by_longest_path(problem: Problem, placement: Ints) -> Ints:
+    """Ops by the time from their start to the end if nothing had to wait: a topological order."""
+    from placewise.simulator import kernel
+
+    a = arrays_for(problem)
+    length = kernel.tails(
+        a.op, a.seconds, a.tensor_ptr, a.bytes, a.consumer_ptr, a.consumer, a.latency, a.per_byte,
+        np.uint64(problem.num_devices), placement,
+    )  # fmt: skip
+    return a.op[np.argsort(-length, kind="stable")].astype(np.int32)
+
+
+def _refine(ctx: Context, levels: list[Level], placement: Ints, patience: int) -> None:
     """Move groups of this level and of all coarser ones, until nothing helps any more."""
     if ctx.best is None or not ctx.problem.num_units or ctx.problem.num_devices == 1 or ctx.should_stop():
         return
-    moves = Moves(levels, ctx.rng)
-    current = _Current(ctx.problem, ctx, ctx.best[0])
+    moves = cast(_Moves, Moves(levels, ctx.rng))  # all that the search asks for is `batch`
+    current = _Current(ctx.problem, ctx, placement)
     failed = 0
     while failed < patience * ctx.problem.num_units and not ctx.should_stop():
         failed = 0 if current.improve(moves) else failed + _BATCH
@@ -144,7 +177,7 @@ def _kinds(problem: Problem) -> NDArray[np.int64]:
         columns += list(np.packbits(problem.allowed, axis=1).T)
     kind = np.zeros(problem.num_ops, np.int64)
     for column in columns:
-        both = kind * (int(column.max(initial=0)) + 1) + column
+        both = kind * (int(column.max(initial=0)) + 1) + column.astype(np.int64)
         kind = np.unique(both, return_inverse=True)[1].astype(np.int64)
     return kind
 
@@ -224,7 +257,7 @@ class Moves:
         self._movable = self._allowed.sum(axis=1) > 1
         self._ops = _Lists(problem.unit)
         # The units of each group, level by level; a unit goes with its first op.
-        label = problem.first_of_unit
+        label: NDArray[np.integer] = problem.first_of_unit
         self._groups = [_Lists(np.arange(problem.num_units))]
         for level in levels[1:]:
             label = level.label[label]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
@@ -16,9 +14,9 @@ from placewise.planners.heft import schedule
 from placewise.problem import Problem
 
 _STEPS = 40  # temperatures from hot to cold
-_HOT, _COLD = 3e-2, 1e-5  # of the value
+_HOT, _COLD = 2e-2, 1e-4  # of the value
 _WORK = 4_000_000  # ops to look at between two glances at the clock
-_GIVE_UP = 3  # rounds without an improvement
+_GIVE_UP = 6  # rounds in a row that bring nothing
 
 
 def strict_only(problem: Problem) -> bool | str:
@@ -35,8 +33,8 @@ def compile_search(problem: Problem) -> None:
 
 
 @planner("order-search", objectives={"latency", "completion"}, supports=strict_only, compile=compile_search)
-def order_search(problem: Problem, ctx: Context, *, moves: int = 2000) -> None:
-    """Simulated annealing over placement and order, from HEFT (Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671).
+def order_search(problem: Problem, ctx: Context, *, moves: int = 500) -> None:
+    """Annealing over placement and order, from HEFT (Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671).
 
     `moves` is the number of changes that a round, from hot to cold, tries per op.
     """
@@ -48,12 +46,13 @@ def order_search(problem: Problem, ctx: Context, *, moves: int = 2000) -> None:
 def improve(problem: Problem, ctx: Context, placement: Ints, order: Ints, moves: int) -> None:
     """Anneal from a plan, in rounds from hot to cold, until some rounds in a row bring nothing.
 
+    Rounds begin in turn at the best plan and at the first one, which leads away from where the best is stuck.
     Changes are judged by start and finish times without contention, as HEFT's are; what they lead to, by the simulator.
     """
     if problem.num_units == 0 or not moves:
         return
     search = Annealing(problem, placement, order)
-    fruitless = 0
+    rounds = fruitless = 0
     while fruitless < _GIVE_UP:
         before = search.best_value
         for temperature in np.geomspace(_HOT, _COLD, _STEPS) * before:
@@ -68,9 +67,10 @@ def improve(problem: Problem, ctx: Context, placement: Ints, order: Ints, moves:
                 improved = search.run(temperature, count, int(ctx.rng.integers(2**31)))
                 ctx.spend(count)
                 left -= count
-            if improved:
-                ctx.evaluate(*search.best)
-        search.return_to_best()
+                if improved:
+                    ctx.evaluate(*search.best)
+        rounds += 1
+        search.stand_on(placement, order) if rounds % 2 else search.stand_on(*search.best)
         fruitless = 0 if search.best_value < before * (1 - 1e-9) else fruitless + 1
 
 
@@ -79,7 +79,7 @@ class Annealing:
 
     def __init__(self, problem: Problem, placement: Ints, order: Ints) -> None:
         graph = problem.graph
-        self._unit = problem.unit
+        self._unit, self._first = problem.unit, problem.first_of_unit
         sum_models = problem.objective == "completion"
         input_ptr, in_edges = graph.in_edges
         output_ptr, out_edges = graph.out_edges
@@ -96,7 +96,7 @@ class Annealing:
         )  # fmt: skip
         models = len(graph.models) if sum_models else 1
         n = problem.num_ops
-        self._order, self._device = order.astype(np.int32), placement[problem.first_of_unit].astype(np.int32)
+        self._order, self._device = order.astype(np.int32), placement[self._first].astype(np.int32)
         self._best_order, self._best_device = self._order.copy(), self._device.copy()
         # After each position of the order: when each device is free and when each model has ended.
         self._clock = np.zeros((2, n + 1, problem.num_devices + models))
@@ -123,9 +123,9 @@ class Annealing:
         )  # fmt: skip
         return self.best_value < before
 
-    def return_to_best(self) -> None:
-        """Stand on the best plan again."""
-        self._order[:], self._device[:] = self._best_order, self._best_device
+    def stand_on(self, placement: Ints, order: Ints) -> None:
+        """Go on from another plan."""
+        self._order[:], self._device[:] = order, placement[self._first]
         self._value[0] = np.inf
         self.run(0.0, 0, 0)
 

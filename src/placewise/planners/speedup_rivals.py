@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
@@ -65,7 +67,8 @@ def transient_speedup(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
         offer(op)
     finish, started = np.zeros(graph.num_ops), graph.is_stored.copy()
     order: list[int] = np.flatnonzero(started).tolist()
-    idle, running, now = [True] * problem.num_devices, [], 0.0
+    running: list[tuple[float, int, int, int]] = []
+    idle, now = [True] * problem.num_devices, 0.0
     while True:
         while True:  # the best pair of a free device and a ready op
             for queue in queues:
@@ -97,7 +100,7 @@ def transient_speedup(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
 
 
 def _model_seconds(problem: Problem) -> Floats:
-    """[models, D] the time of each model on each device alone; an op that may not run there counts where it is slowest."""
+    """[models, D] the time of each model on each device; an op that may not run there counts where it is slowest."""
     finite = np.where(problem.allowed, problem.seconds, 0.0)
     counted = np.where(problem.allowed, finite, finite.max(axis=1, keepdims=True, initial=0.0))
     total = np.zeros((len(problem.graph.models), problem.num_devices))
@@ -114,7 +117,7 @@ def _speedup_over_others(problem: Problem) -> Floats:
         return np.where((others > 0) & (mean != finite), mean / finite, 1.0)
 
 
-def _whole_models(problem: Problem, rank: Ints, device: Ints) -> tuple[Ints, Ints]:
+def _whole_models(problem: Problem, rank: NDArray[Any], device: NDArray[Any]) -> tuple[Ints, Ints]:
     """(placement, order): models one after another in this rank, each on its device as far as it fits there."""
     graph, homes, devices = problem.graph, Homes(problem), fastest_first(problem)
     turn = np.empty(len(rank), np.int64)

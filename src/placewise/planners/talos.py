@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.graph.python.min_cost_flow import SimpleMinCostFlow
 
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
@@ -20,12 +19,12 @@ _RESOLUTION = 2.0**44  # flows have whole costs
 
 
 @planner("talos", objectives={"latency", "completion"}, supports=strict_only, compile=compile_search)
-def talos(problem: Problem, ctx: Context, *, sv: float = 2.0, tv: float = 0.01, moves: int = 2000) -> None:
+def talos(problem: Problem, ctx: Context, *, sv: float = 2.0, tv: float = 0.01, moves: int = 500) -> None:
     """Minimum-cost flow over weighted speedups, then reassignment (Talos, ASAP 2021, doi:10.1109/ASAP52443.2021.00023).
 
     Neighbours whose speedups are within a factor `sv` are packed until a pack takes `tv` seconds on the slowest device;
-    `sv=0` packs nothing. `moves` changes per op and round are tried in reassignment; `moves=0` leaves it out. Departures
-    from the paper are in docs/talos.md. Where time runs out before all ops are placed, the answer is HEFT's.
+    `sv=0` packs nothing. Reassignment tries `moves` changes per op and round; `moves=0` leaves it out. Departures from
+    the paper are in docs/talos.md. Where time runs out before all ops are placed, the answer is HEFT's.
     """
     found = place(problem, ctx, pack(problem, sv, tv))
     placement, order = schedule(problem) if found is None else found
@@ -45,6 +44,24 @@ def weighted_speedup(costs: Floats, reference: int) -> Floats:
     """[ops, D] the cost on the reference device over the cost on each; 1 where both are nothing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(costs == costs[:, [reference]], 1.0, costs[:, [reference]] / costs)
+
+
+def distance(a: Floats, b: Floats) -> float:
+    """Eq. 2: how far apart the speedups of two models are, op by op, as far as both go."""
+    both = min(len(a), len(b))
+    return float(np.abs(a[:both] - b[:both]).sum())
+
+
+def hellinger(a: Floats, b: Floats) -> float:
+    """The distance that the paper's tables come from: of sorted speedups as shares of their sum, from 0 to 1."""
+    longest = max(len(a), len(b))
+    p, q = (np.pad(np.sort(x) / x.sum(), (longest - len(x), 0)) for x in (a, b))
+    return float(np.sqrt(((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2))
+
+
+def affinity(distance: float, common: float, total: float) -> float:
+    """Eq. 3: a distance over the share of op names that two models have in common. Higher: more is to be gained."""
+    return distance / (common / total)
 
 
 # ---- packing ---------------------------------------------------------------------------------------------------------
@@ -164,18 +181,19 @@ def _cheapest_of_flow(costs: Floats, ends: Floats) -> tuple[int, int]:
     if len(rows) == 1 or devices == 1:  # one path: no flow needed
         best = int(whole.argmin())
         return int(rows[op[best]]), int(device[best])
+    from ortools.graph.python.min_cost_flow import SimpleMinCostFlow  # here, as it takes a moment to import
+
     flow = SimpleMinCostFlow()
+    used = np.unique(device)
     source, sink, first_device = len(rows), len(rows) + 1, len(rows) + 2
-    columns = np.unique(device)
-    one = np.ones
-    arcs = flow.add_arcs_with_capacity_and_unit_cost(op, first_device + device, one(len(op), np.int64), whole)
-    for tails, heads in ((np.full(len(rows), source), np.arange(len(rows))),
-                         (first_device + columns, np.full(len(columns), sink))):  # fmt: skip
-        flow.add_arcs_with_capacity_and_unit_cost(tails, heads, one(len(tails), np.int64), np.zeros(len(tails), np.int64))
-    amount = min(len(rows), len(columns))
+    tails = np.concatenate([op, np.full(len(rows), source), first_device + used])
+    heads = np.concatenate([first_device + device, np.arange(len(rows)), np.full(len(used), sink)])
+    prices = np.concatenate([whole, np.zeros(len(rows) + len(used), np.int64)])
+    flow.add_arcs_with_capacity_and_unit_cost(tails, heads, np.ones(len(tails), np.int64), prices)
+    amount = min(len(rows), len(used))
     flow.set_nodes_supplies(np.array([source, sink]), np.array([amount, -amount]))
     flow.solve_max_flow_with_min_cost()
-    carries = np.flatnonzero(flow.flows(arcs) > 0)
+    carries = np.flatnonzero(flow.flows(np.arange(len(op))) > 0)
     best = int(carries[whole[carries].argmin()])
     return int(rows[op[best]]), int(device[best])
 
@@ -197,20 +215,20 @@ class Homes:
     def may(self, ops: Sequence[int]) -> NDArray[np.bool_]:
         """[D] where ops may go together: with room for what they read too, else for them, else for want of room."""
         units = self._problem.unit[list(ops)]
-        allowed: NDArray[np.bool_] = self._problem.allowed[list(ops)].all(axis=0)
+        allowed = np.logical_and.reduce(self._problem.allowed[list(ops)])
         home = self._device[units].max()
         if home >= 0:
             allowed = allowed & (np.arange(len(allowed)) == home)
         own = self._bytes[np.unique(units[self._device[units] < 0])].sum()
         read = {int(self._problem.unit[op]) for op in self._homeless(ops)} - set(units.tolist())
         for need in (own + sum(self._bytes[unit] for unit in sorted(read)), own):
-            fits = allowed & (need <= self._room)
+            fits: NDArray[np.bool_] = allowed & (need <= self._room)
             if fits.any():
                 return fits
-        return allowed
+        return np.asarray(allowed)
 
     def settle(self, ops: Sequence[int], device: int) -> None:
-        """Give ops their home, and the parameters that they read too: with them if there is room, else where most is."""
+        """Give ops their home, and the parameters that they read: with them if there is room, else where most is."""
         for op in ops:
             self._move_in(op, device)
         for op in self._homeless(ops):

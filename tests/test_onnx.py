@@ -198,6 +198,20 @@ def test_contrib_ops_have_shapes_and_work(load):
     }
 
 
+@pytest.mark.parametrize(
+    ("made", "extra"),
+    [
+        (node("Gelu", "x"), ""),
+        (node("Gelu", "x", approximate="tanh"), '; {"approximate":"tanh"}'),
+        (node("Tan", "x"), '; {"of":"Tan"}'),
+        (node("Sin", "x"), ""),
+    ],
+)
+def test_what_takes_another_time_has_another_signature(load, made, extra):
+    signature = load([made], {"x": (2, 3)}).op_signatures[-1]
+    assert signature.partition("(")[2] == f"float32[2,3]{extra}) -> float32[2,3]"
+
+
 def test_views_and_shape_arithmetic_are_no_ops(load):
     nodes = [
         node("Shape", "x", "s"),

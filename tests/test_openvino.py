@@ -118,6 +118,20 @@ def test_an_lstm(load):
     assert graph.flops.sum() == 2 * 14 * 32 * (2 * 13 + 8) + 2 * 14 * 8
 
 
+@pytest.mark.parametrize(
+    ("does", "extra"),
+    [
+        (lambda data: ops.gelu(data, "erf"), ""),
+        (lambda data: ops.gelu(data, "tanh"), '; {"approximate":"tanh"}'),
+        (ops.acos, '; {"of":"Acos"}'),
+    ],
+)
+def test_what_takes_another_time_has_another_signature(load, does, extra):
+    data = x(2, 3)
+    signature = load(named(does(data), "y"), data).op_signatures[-1]
+    assert signature.partition("(")[2] == f"float32[2,3]{extra}) -> float32[2,3]"
+
+
 def test_pools_look_at_windows(load):
     data = x(1, 3, 8, 8)
     pooled = ops.max_pool(data, [2, 2], [1, 1], [0, 0], [0, 0], [2, 2])

@@ -271,6 +271,37 @@ def test_norms_are_reductions():
     assert sum(f for f, kind in zip(graph.flops, graph.op_kinds, strict=True) if kind == "reduce") == 12 + 3 + 12
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "attribute"),
+    [
+        (nn.functional.gelu, lambda x: nn.functional.gelu(x, approximate="tanh"), '{"approximate":"tanh"}'),
+        (torch.clone, lambda x: x.flip(0), '{"of":"flip"}'),
+        (lambda x: x.cumsum(0), lambda x: x.cumprod(0), '{"of":"cumprod"}'),
+        (torch.nan_to_num, torch.bernoulli, '{"of":"bernoulli"}'),
+        (
+            lambda x: nn.functional.interpolate(x[None], scale_factor=2, mode="bilinear"),
+            lambda x: nn.functional.interpolate(x[None], scale_factor=2, mode="bicubic"),
+            '{"of":"upsample_bicubic2d"}',
+        ),
+    ],
+)
+def test_what_takes_another_time_has_another_signature(one, other, attribute):
+    class Does(nn.Module):
+        def __init__(self, function) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.function(x)
+
+    first, second = (
+        pw.from_torch(Does(function), (torch.zeros(2, 4, 4),)).op_signatures[-1] for function in (one, other)
+    )
+    assert attribute in second
+    assert first.partition("(")[0] == second.partition("(")[0]
+    assert first != second
+
+
 def test_what_has_no_formula_keeps_its_name_and_its_bytes():
     class Odd(nn.Module):
         def forward(self, a: torch.Tensor) -> torch.Tensor:

@@ -89,7 +89,7 @@ def translate(call: Call) -> Work | Value:
     if name in _RULES:
         work = _RULES[name](call)
     elif name in _KIND_OF:
-        work = Work(_KIND_OF[name], [value for value in call.tensors if value.type.elements])
+        work = Work(_KIND_OF[name], [value for value in call.tensors if value.type.elements], _manner(call))
         if work.kind == "concat" and len(work.inputs) == 1:
             return work.inputs[0]  # what is empty adds nothing
     elif _GEMM_LIKE.search(name):
@@ -260,6 +260,27 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
                     "linalg_cross"),
 }  # fmt: skip
 _KIND_OF: Final = {operator: kind for kind, operators in _KINDS.items() for operator in operators}
+#: Kinds whose operators take different times for the same tensors, except for those that do nothing special.
+_MIXED: Final = frozenset({
+    "copy", "pad", "gather", "scatter", "cumsum", "pool_backward", "resize", "elementwise", "elementwise_backward",
+    "mul", "sub", "div", "remainder", "log", "erf", "sin", "atan", "sigmoid", "group_norm",
+})  # fmt: skip
+_PLAIN: Final = frozenset({
+    "clone", "contiguous", "reshape", "reshape_as", "flatten", "ravel", "lift_fresh_copy", "constant_pad_nd",
+    "slice_backward", "select_backward", "index", "_unsafe_index", "index_select", "index_put", "_unsafe_index_put",
+    "slice_scatter", "select_scatter", "histc", "avg_pool2d_backward", "max_pool2d_with_indices_backward",
+    "nll_loss_backward", "multiply", "subtract", "rsub", "diff", "divide", "true_divide", "floor_divide",
+    "native_group_norm",
+})  # fmt: skip
+
+
+def _manner(call: Call) -> dict[str, Any]:
+    """What the tensors do not tell, but takes its own time: the operator behind a mixed kind, or how it computes."""
+    kind = _KIND_OF[call.operator]
+    if kind in _MIXED and call.operator != kind and call.operator not in _PLAIN:
+        return {"of": call.operator}
+    approximate = call.arguments.get("approximate", "none")  # of a gelu
+    return {} if approximate == "none" else {"approximate": approximate}
 
 
 def _product(first: str, second: str, bias: str | None = None) -> Callable[[Call], Work]:

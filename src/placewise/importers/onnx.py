@@ -675,8 +675,9 @@ def write_placement(
 # ---- kinds -----------------------------------------------------------------------------------------------------------
 
 
-def _plainly(kind: str) -> Callable[[_Node], _Work]:
-    return lambda node: _Work(kind)
+def _plainly(kind: str, of: str = "") -> Callable[[_Node], _Work]:
+    """`of` names an op that takes another time than the usual one of its kind."""
+    return lambda node: _Work(kind, {"of": of} if of else {})
 
 
 def _along(kind: str, usual: int = -1) -> Callable[[_Node], _Work]:
@@ -827,6 +828,11 @@ def _resize(node: _Node) -> _Work:
     return _Work("resize", {"mode": node.attributes.get("mode", "nearest")}, node.inputs[:1])
 
 
+def _gelu(node: _Node) -> _Work:
+    approximate = node.attributes.get("approximate", "none")
+    return _Work("gelu", {} if approximate == "none" else {"approximate": approximate})
+
+
 def _cast(node: _Node) -> _Work:
     return _Work("cast", inputs=node.inputs[:1])
 
@@ -844,7 +850,7 @@ _BY_KIND: Final = {
     "sigmoid": "Sigmoid", "tanh": "Tanh", "erf": "Erf", "atan": "Atan Acos Asin Atanh Acosh Asinh",
     "sin": "Sin Sinh Tan", "cos": "Cos Cosh", "pow": "Pow", "softplus": "Softplus Softsign", "elu": "Elu Celu",
     "selu": "Selu", "mish": "Mish", "silu": "Swish com.microsoft.QuickGelu",
-    "gelu": "Gelu com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.BiasGelu",
+    "gelu": "com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.BiasGelu",
     "rope": "RotaryEmbedding com.microsoft.RotaryEmbedding",
     "elementwise": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear com.microsoft.BiasAdd",
     "batch_norm": "BatchNormalization",
@@ -853,7 +859,7 @@ _BY_KIND: Final = {
     "com.microsoft.SkipSimplifiedLayerNormalization",
     "lrn": "LRN", "copy": "Tile DepthToSpace SpaceToDepth ReverseSequence", "pad": "Pad CenterCropPad",
     "fill": "ConstantOfShape Range EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli",
-    "scatter": "ScatterElements ScatterND Scatter TensorScatter", "resize": "Upsample GridSample AffineGrid",
+    "scatter": "ScatterElements ScatterND Scatter TensorScatter", "resize": "GridSample AffineGrid",
 }  # fmt: skip
 
 _REDUCTIONS: Final = (
@@ -863,7 +869,11 @@ _REDUCTIONS: Final = (
 
 _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
     **dict.fromkeys(_REDUCTIONS, _reduce),
-    **{op: _plainly(kind) for kind, ops in _BY_KIND.items() for op in ops.split()},
+    **{
+        op: _plainly(kind, op if position and kind not in (SAME, "view", "fill") else "")
+        for kind, ops in _BY_KIND.items()
+        for position, op in enumerate(ops.split())
+    },
     **dict.fromkeys(("Softmax", "Hardmax"), _softmax("softmax")),
     **dict.fromkeys(
         ("LayerNormalization", "com.microsoft.SkipLayerNormalization", "MeanVarianceNormalization"),
@@ -891,4 +901,6 @@ _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
     "GRU": _recurrent("gru"),
     "RNN": _recurrent("rnn"),
     "Resize": _resize,
+    "Upsample": _resize,
+    "Gelu": _gelu,
 }

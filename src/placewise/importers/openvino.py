@@ -401,8 +401,9 @@ def _module(name: str) -> str:
 # ---- kinds -----------------------------------------------------------------------------------------------------------
 
 
-def _plainly(kind: str) -> Callable[[_Node], _Work]:
-    return lambda node: _Work(kind)
+def _plainly(kind: str, of: str = "") -> Callable[[_Node], _Work]:
+    """`of` names a layer that takes another time than the usual one of its kind."""
+    return lambda node: _Work(kind, {"of": of} if of else {})
 
 
 def _first(kind: str) -> Callable[[_Node], _Work]:
@@ -495,6 +496,15 @@ def _einsum(node: _Node) -> _Work:
     return _Work(own_kind("openvino", "Einsum")) if product is None else _Work("matmul", product)
 
 
+def _resize(node: _Node) -> _Work:
+    return _Work("resize", {"mode": node.layer.data.get("mode", "nearest")}, node.inputs[:1])
+
+
+def _gelu(node: _Node) -> _Work:
+    form = node.layer.data.get("approximation_mode", "ERF").lower()
+    return _Work("gelu", {} if form == "erf" else {"approximate": form})
+
+
 def _reduce(node: _Node) -> _Work:
     return _Work("reduce", {"of": node.layer.type.removeprefix("Reduce").lower()}, node.inputs[:1])
 
@@ -511,7 +521,7 @@ _BY_KIND: Final = {
     "prelu": "PReLU", "remainder": "Mod FloorMod", "hardswish": "HSwish", "hardsigmoid": "HSigmoid HardSigmoid",
     "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "sigmoid": "Sigmoid", "tanh": "Tanh", "erf": "Erf",
     "sin": "Sin Sinh Tan", "cos": "Cos Cosh", "atan": "Atan Acos Asin Atanh Acosh Asinh", "pow": "Power",
-    "softplus": "SoftPlus SoftSign", "elu": "Elu", "selu": "Selu", "silu": "Swish", "gelu": "Gelu", "mish": "Mish",
+    "softplus": "SoftPlus SoftSign", "elu": "Elu", "selu": "Selu", "silu": "Swish", "mish": "Mish",
     "elementwise": "FakeQuantize FakeConvert", "batch_norm": "BatchNormInference", "layer_norm": "MVN",
     "group_norm": "GroupNormalization", "rms_norm": "NormalizeL2 RMS", "lrn": "LRN", "cumsum": "CumSum",
     "attention": "ScaledDotProductAttention",
@@ -521,7 +531,11 @@ _BY_KIND: Final = {
 }  # fmt: skip
 
 _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
-    **{layer: _plainly(kind) for kind, layers in _BY_KIND.items() for layer in layers.split()},
+    **{
+        layer: _plainly(kind, layer if position and kind not in (SAME, "view", "fill") else "")
+        for kind, layers in _BY_KIND.items()
+        for position, layer in enumerate(layers.split())
+    },
     **{f"Reduce{of}": _reduce for of in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogicalAnd", "LogicalOr")},
     **dict.fromkeys(("Gather", "GatherElements", "GatherND"), _gather),
     **dict.fromkeys(("Convert", "ConvertLike"), _first("cast")),
@@ -540,5 +554,6 @@ _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
     "LogSoftmax": _along("log_softmax"),
     "Concat": _along("concat"),
     "TopK": _along("topk"),
-    "Interpolate": _first("resize"),
+    "Interpolate": _resize,
+    "Gelu": _gelu,
 }

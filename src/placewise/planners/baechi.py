@@ -13,6 +13,7 @@ from placewise.driver import Context
 from placewise.errors import InvalidInput
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
+from placewise.planners.baselines import accelerators
 from placewise.planners.blocks import headroom
 from placewise.planners.heft import ignores_shape
 from placewise.planners.list_scheduling import mean_costs
@@ -32,19 +33,19 @@ def m_topo(problem: Problem, ctx: Context) -> Ints:
     Each device in turn is filled up to its share of all bytes plus the largest op's. Unlike the authors' code, no
     device is filled beyond its own memory, and ops that must share a device stay together.
     """
-    graph, devices = problem.graph, problem.num_devices
     need = problem.per_unit(_bytes_of_ops(problem))
     may = problem.per_unit(problem.allowed, np.logical_and)
-    equal = need.sum() / devices + need.max(initial=0.0)
-    room = np.minimum(problem.capacity, equal)
-    chosen, used, at = np.full(problem.num_units, -1, np.int32), np.zeros(devices), 0
-    for unit in problem.unit[graph.topological_order].tolist():
+    devices = accelerators(problem)
+    room = np.minimum(problem.capacity, need.sum() / len(devices) + need.max(initial=0.0))
+    chosen, used, turn = np.full(problem.num_units, -1, np.int32), np.zeros(problem.num_devices), 0
+    for unit in problem.unit[problem.graph.topological_order].tolist():
         if chosen[unit] >= 0:
             continue
-        while may[unit, at] and used[at] + need[unit] > room[at] and at + 1 < devices:
-            at += 1
-        device = at
-        if not may[unit, at] or used[at] + need[unit] > room[at]:  # the freest of those that may take it
+        device = devices[turn]
+        while may[unit, device] and used[device] + need[unit] > room[device] and turn + 1 < len(devices):
+            turn += 1
+            device = devices[turn]
+        if not may[unit, device] or used[device] + need[unit] > room[device]:  # the freest that may take it
             device = int(np.where(may[unit], problem.capacity - used, -np.inf).argmax())
         chosen[unit] = device
         used[device] += need[unit]
@@ -152,7 +153,7 @@ def _try(problem: Problem, reserve: float, favourite: NDArray[np.int64] | None) 
     live = problem.execution.memory == "live"
     input_ptr, in_edges = graph.in_edges
     reader_ptr, out_edges = graph.out_edges
-    accelerator = np.array([device.kind != "cpu" for device in problem.cluster.devices])
+    accelerator = np.isin(np.arange(devices), accelerators(problem))
     accelerated = problem.allowed[:, accelerator].any(axis=1, keepdims=True)
     channel_ptr, channels = channels_of_links(problem)
     home = np.full(problem.num_units, -1)
@@ -176,8 +177,8 @@ def _try(problem: Problem, reserve: float, favourite: NDArray[np.int64] | None) 
 
 @njit(cache=True, nogil=True)
 def _place(
-    by_rank, number, favourite, seconds, preferred, missing, input_ptr, inputs, output_ptr, outputs, reader_ptr, readers,
-    stored, producer, size, reads_left, arrival, held, scratch, resident, room, unit, home,
+    by_rank, number, favourite, seconds, preferred, missing, input_ptr, inputs, output_ptr, outputs, reader_ptr,
+    readers, stored, producer, size, reads_left, arrival, held, scratch, resident, room, unit, home,
     latency, per_byte, channel_ptr, channels, channel_free,
 ):  # fmt: skip
     """The ops by start; `home` says where. `now` goes from one end of an op, or one arrival of inputs, to the next.

@@ -197,8 +197,8 @@ def earliest_first(problem: Problem) -> tuple[Ints, Ints]:
 
 @njit(cache=True, nogil=True)
 def _earliest_first(
-    by_rank, number, seconds, stored, missing, input_ptr, inputs, producer, size, reader_ptr, readers, latency, per_byte,
-    unit, resident, room,
+    by_rank, number, seconds, stored, missing, input_ptr, inputs, producer, size, reader_ptr, readers, latency,
+    per_byte, unit, resident, room,
 ):  # fmt: skip
     """(device of each unit, ops by start). An op is known by its place in `by_rank`, so that smaller is more urgent.
 

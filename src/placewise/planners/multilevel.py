@@ -27,6 +27,7 @@ _FUSE: Final = 4  # ops at most that become one from level to level
 _HEAVIEST: Final = 2.0  # the weight of a fused op, in shares of all that there is among the coarsest ops
 _COARSEST_SHARE: Final = 0.15  # of the budget, for the coarsest level
 _COARSER_SHARE: Final = 0.25  # of what is then left, for all others but the ops themselves
+_KICK: Final = 4  # moves in a disturbance
 _LUCK: Final = 2_000  # random placements to try where no simple plan keeps every constraint
 
 
@@ -37,13 +38,14 @@ def _compile(problem: Problem) -> None:
 
 
 @planner("multilevel", compile=_compile)
-def multilevel(problem: Problem, ctx: Context, *, coarsest: int = 200, patience: int = 4) -> None:
+def multilevel(problem: Problem, ctx: Context, *, coarsest: int = 200, patience: int = 4, kicks: int = 10) -> None:
     """Fuses ops level by level, plans the few that are left, refines on the way back: for large graphs.
 
     After Herrmann et al. 2019 (doi:10.1137/18M1176865), who partition acyclic graphs so. Here an op is fused with its
     neighbours in a depth-first order of the dataflow: pieces of a topological order never form a cycle. Plans are
     judged by the simulator at each level, not by the edges that they cut. `coarsest` is how many ops to plan first,
-    `patience` how many times as many moves as there are units may fail in a row before a level is done.
+    `patience` how many times as many moves as there are units may fail in a row before a level is done. The search ends
+    when `kicks` disturbances of the finest level in a row bring nothing.
     """
     if coarsest < 1:
         raise InvalidInput(f"option coarsest of multilevel = {coarsest}: it must be 1 or more")
@@ -52,7 +54,7 @@ def multilevel(problem: Problem, ctx: Context, *, coarsest: int = 200, patience:
     if len(levels) > 1:
         coarse = _plan_coarse(ctx, levels, patience)
         placement = min(placement, coarse[levels[1].label], key=ctx.evaluate)
-    _refine(ctx, levels, placement, patience)
+    _refine(ctx, levels, placement, patience, kicks)
 
 
 def _plan_coarse(ctx: Context, levels: list[Level], patience: int) -> Ints:
@@ -108,15 +110,24 @@ def by_longest_path(problem: Problem, placement: Ints) -> Ints:
     return a.op[np.argsort(-length, kind="stable")].astype(np.int32)
 
 
-def _refine(ctx: Context, levels: list[Level], placement: Ints, patience: int) -> None:
-    """Move groups of this level and of all coarser ones, until nothing helps any more."""
+def _refine(ctx: Context, levels: list[Level], placement: Ints, patience: int, kicks: int = 0) -> None:
+    """Move groups of this level and of all coarser ones until nothing helps any more; and again after a kick."""
     if ctx.best is None or not ctx.problem.num_units or ctx.problem.num_devices == 1 or ctx.should_stop():
         return
-    moves = cast(_Moves, Moves(levels, ctx.rng))  # all that the search asks for is `batch`
+    moves = Moves(levels, ctx.rng)
     current = _Current(ctx.problem, ctx, placement)
-    failed = 0
-    while failed < patience * ctx.problem.num_units and not ctx.should_stop():
-        failed = 0 if current.improve(moves) else failed + _BATCH
+    home, home_value, fruitless = placement, np.inf, 0
+    while True:
+        failed = 0
+        while failed < patience * ctx.problem.num_units and not ctx.should_stop():
+            # All that the search asks of moves is `batch`.
+            failed = 0 if current.improve(cast(_Moves, moves)) else failed + _BATCH
+        better = current.value < home_value * (1 - 1e-9)
+        home, home_value = (current.placement, current.value) if better else (home, home_value)
+        fruitless = 0 if better else fruitless + 1
+        if fruitless >= kicks or ctx.should_stop():
+            return
+        current.move_to(moves.kicked(home))
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------------
@@ -281,6 +292,13 @@ class Moves:
                 rows.append(row)
                 changed.append(np.concatenate([self._ops[unit] for units, _ in change for unit in units]).tolist())
         return np.array(rows, np.int32).reshape(-1, len(placement)), changed
+
+    def kicked(self, placement: Ints) -> Ints:
+        """A placement some moves away."""
+        for _ in range(_KICK):
+            rows, _ = self.batch(placement, 1)
+            placement = rows[0] if len(rows) else placement
+        return placement
 
     def _look_at(self, placement: Ints) -> Ints:
         """Device by unit; the units at a boundary are the seeds of moves, or all where there is none."""

@@ -42,7 +42,7 @@ def chain(rng, devices, *, ops=6, integers=True, training=False, **options):
 
 def interval_placements(problem):
     """[B, N] every placement of the program in intervals, each device once."""
-    order, n = program(problem), problem.num_units
+    order, n = program(problem)[0], problem.num_units
     rows = []
     for stages in range(1, min(n, problem.num_devices) + 1):
         for cuts in itertools.combinations(range(1, n), stages - 1):
@@ -57,6 +57,11 @@ def interval_placements(problem):
 
 def best_intervals(problem):
     return float(evaluate(problem, interval_placements(problem)).score.min(initial=math.inf))
+
+
+def proves(problem, ends=None):
+    row, cuts = program(problem)
+    return _Stages(problem, row, cuts if ends is None else np.array(ends), lenient=False).prove()
 
 
 # ---- dynamic programming ---------------------------------------------------------------------------------------------
@@ -116,7 +121,7 @@ def test_pipedream_by_hand():
 
 def test_a_graph_that_is_no_chain_gets_no_proof():
     fork = problem_of(np.ones((3, 2)), [(0, 1), (0, 2)], objective="throughput", contiguous=True)
-    assert not _Stages(fork, np.arange(4), lenient=False).prove()
+    assert not proves(fork)
     for seed in range(80):
         rng = np.random.default_rng(seed)
         problem = random_problem(rng, max_ops=7, max_devices=3, objective="throughput", constrained=True)
@@ -133,14 +138,14 @@ def test_shared_channels_and_gpipe_give_no_proof():
     rng = np.random.default_rng(0)
     options = {"objective": "throughput", "contiguous": True}
     alone = chain(rng, 2, training=True, **options)
-    assert _Stages(alone, np.arange(7), lenient=False).prove()
-    assert not _Stages(alone, np.array([0, 2, 6]), lenient=False).prove()
+    assert proves(alone)
+    assert not proves(alone, [0, 2, 6])
     gpipe = replace(alone, execution=Execution(pipeline="gpipe"))
-    assert not _Stages(gpipe, np.arange(7), lenient=False).prove()
+    assert not proves(gpipe)
     bus = Cluster(alone.cluster.devices, tuple(replace(link, via=("bus",)) for link in alone.cluster.links))
-    assert not _Stages(replace(alone, cluster=bus), np.arange(7), lenient=False).prove()
+    assert not proves(replace(alone, cluster=bus))
     free = replace(alone, contiguous=False)
-    assert not _Stages(free, np.arange(7), lenient=False).prove()
+    assert not proves(free)
 
 
 def test_pinned_units_leave_their_interval_where_they_must():
@@ -226,7 +231,7 @@ def test_many_devices_that_differ_are_used_fastest_first():
 
 def splits(problem):
     """[B, N] a prefix of the program on one device, the rest on another."""
-    order, n, rows = program(problem), problem.num_units, []
+    order, n, rows = program(problem)[0], problem.num_units, []
     for a, b in itertools.product(range(problem.num_devices), repeat=2):
         for k in range(n + 1):
             home = np.full(n, b, np.int32)
@@ -294,5 +299,29 @@ def test_what_they_refuse():
 
 
 def test_the_program_lists_units_by_their_first_op():
-    problem = problem_of(np.ones((4, 2)), [(3, 2), (2, 1), (1, 0)], group=[0, -1, 0, -1])
-    assert program(problem).tolist() == [2, 0, 1]
+    problem = problem_of(np.ones((4, 2)), [(3, 2), (2, 1), (1, 0)], group=[-1, 5, 5, -1])
+    row, cuts = program(problem)
+    assert (row.tolist(), cuts.tolist()) == ([2, 1, 0], [0, 1, 2, 3])
+
+
+def test_units_that_data_circles_through_stand_together():
+    """op0 and op3 share a device, and between them flows a -> op1 -> op2; op4 comes after."""
+    edges = [(0, 1), (1, 2), (2, 3), (3, 4)]
+    problem = problem_of(np.ones((5, 2)), edges, group=[7, -1, -1, 7, -1], contiguous=True)
+    row, cuts = program(problem)
+    assert (row.tolist(), cuts.tolist()) == ([0, 1, 2, 3], [0, 3, 4])
+    assert program(replace(problem, contiguous=False))[1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_circles_are_put_into_the_order_of_the_data():
+    """op1 and op3 share a device; op2, which op1's partner reads, runs in between and must come before both."""
+    problem = problem_of(np.ones((4, 2)), [(0, 1), (2, 3)], group=[-1, 7, -1, 7], contiguous=True)
+    row, cuts = program(problem)
+    assert (row.tolist(), cuts.tolist()) == ([0, 2, 1], [0, 1, 2, 3])
+
+
+def test_what_runs_backward_is_folded_to_what_it_reads():
+    """Forward 0, 1, 2; backward 3, 4, 5, each of which reads what the forward op of its layer read."""
+    edges = [(0, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 4), (4, 5)]
+    problem = problem_of(np.ones((6, 2)), edges, phase=[0, 0, 0, 1, 1, 2])
+    assert program(problem)[0].tolist() == [0, 4, 5, 1, 3, 2]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from placewise.driver import Context
 from placewise.errors import InvalidInput
@@ -23,11 +26,56 @@ _MOST_PAIRS = 100_000  # of arcs in the graph of device sets
 _MOST_CUTS = 512  # places where a stage may end
 
 
-def program(problem: Problem) -> NDArray[np.int64]:
-    """The units in the order in which the program first runs them."""
-    units = problem.unit[problem.graph.topological_order]
-    order: NDArray[np.int64] = units[np.sort(np.unique(units, return_index=True)[1])].astype(np.int64)
-    return order
+def program(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(the units in a row, where the row may be cut: numbers of units, 0 and all included).
+
+    Units come in the order in which the program first runs them. In training, what runs backward is folded back to the
+    earliest op whose results it reads, where a pipeline wants it. Where colocation makes forward data flow in circles,
+    the units of a circle stand together, and a contiguous plan may not cut there.
+    """
+    graph, units = problem.graph, problem.num_units
+    position = np.empty(problem.num_ops, np.int64)
+    position[graph.topological_order] = np.arange(problem.num_ops)
+    runs = ~graph.is_stored[graph.edge_producer]
+    if (graph.phase > 0).any():
+        first = problem.per_unit(np.where(graph.phase == 0, position, problem.num_ops), np.minimum)[problem.unit]
+        position = np.minimum(position, first)
+        alone = (first == problem.num_ops)[graph.topological_order]  # no op of its unit runs forward
+        start, edges = graph.in_edges
+        for op in graph.topological_order[alone].tolist():
+            mine = edges[start[op] : start[op + 1]]
+            position[op] = position[graph.edge_producer[mine[runs[mine]]]].min(initial=position[op])
+    place = problem.per_unit(position, np.minimum)
+    forward = runs & (graph.phase[graph.edge_producer] == 0) & (graph.phase[graph.consumers] == 0)
+    p, q = (problem.unit[end[forward]].astype(np.int64) for end in (graph.edge_producer, graph.consumers))
+    circle = np.arange(units)
+    if (place[p] > place[q]).any():
+        circle = connected_components(coo_array((np.ones(len(p)), (p, q)), (units, units)), connection="strong")[1]
+        first = np.full(units, problem.num_ops)
+        np.minimum.at(first, circle, place)
+        place = _dataflow_order(circle[p], circle[q], first)[circle] * problem.num_ops + place
+    row = np.lexsort((np.arange(units), place))
+    cuts = np.flatnonzero(np.diff(circle[row], prepend=-1, append=-1)) if problem.contiguous else np.arange(units + 1)
+    return row, cuts
+
+
+def _dataflow_order(p: NDArray[np.int64], q: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[nodes] positions such that every edge p -> q goes up, by rank where there is a choice."""
+    n = len(rank)
+    edges = np.unique(p[p != q] * n + q[p != q])
+    source, target = edges // n, (edges % n).tolist()
+    start, waiting = np.searchsorted(source, np.arange(n + 1)).tolist(), np.bincount(edges % n, minlength=n)
+    ready = [(int(rank[node]), node) for node in np.flatnonzero(waiting == 0).tolist()]
+    heapify(ready)
+    position = np.zeros(n, np.int64)
+    for at in range(n):
+        _, node = heappop(ready)
+        position[node] = at
+        for child in target[start[node] : start[node + 1]]:
+            waiting[child] -= 1
+            if waiting[child] == 0:
+                heappush(ready, (int(rank[child]), child))
+    return position
 
 
 # ---- prefix sweep ----------------------------------------------------------------------------------------------------
@@ -59,7 +107,7 @@ class _Sweep:
     def __init__(self, problem: Problem, ctx: Context, cuts: int) -> None:
         self._problem, self._ctx, self._cuts = problem, ctx, cuts
         place = np.empty(problem.num_units, np.int64)
-        place[program(problem)] = np.arange(problem.num_units)
+        place[program(problem)[0]] = np.arange(problem.num_units)
         self._place: NDArray[np.int64] = place[problem.unit]  # of each op's unit in the program
 
     def best_from(self, start: Ints, suffix_only: bool = False) -> tuple[Ints, float]:
@@ -99,7 +147,7 @@ class _Sweep:
 
 
 def _compile(problem: Problem) -> None:
-    _Stages(problem, np.arange(3), lenient=False).solve(_device_orders(problem)[0])
+    _Stages(problem, np.arange(2), np.arange(3), lenient=False).solve(_device_orders(problem)[0])
 
 
 @planner("pipeline-dp", objectives={"latency", "throughput"}, compile=_compile)
@@ -116,31 +164,34 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)
-    orders, every = _device_orders(problem)
-    units, most = problem.num_units, int(np.clip((2 * _STEPS / orders.pairs) ** 0.5, 8, _MOST_CUTS))
+    (orders, every), (row, cuts) = _device_orders(problem), program(problem)
+    most = int(np.clip((2 * _STEPS / orders.pairs) ** 0.5, 8, _MOST_CUTS))
     for lenient in (False, True):
-        ends, value = np.unique(np.linspace(0, units, min(units, most) + 1).astype(np.int64)), np.inf
+        ends, value = _spread(0, len(cuts) - 1, most + 1), np.inf
         while not (ctx.should_stop() and np.isfinite(value)):
-            stages = _Stages(problem, ends, lenient=lenient)
+            stages = _Stages(problem, row, cuts[ends], lenient=lenient)
             placement, estimate, used = stages.solve(orders)
             if not estimate < value * (1 - 1e-9):
                 break
             if every and not lenient and stages.prove():
                 ctx.bound(estimate * (1 - 1e-12))
             ctx.evaluate(placement)
-            ends, value = _finer(ends, used, most), estimate
+            ends, value = _finer(ends, np.searchsorted(cuts, used), most), estimate
         if ctx.best is not None:
             return None
     return Blocks(problem).fill(fastest_first(problem), np.inf)[0]  # intervals do not fit: the driver says why
 
 
+def _spread(low: int, high: int, most: int) -> NDArray[np.int64]:
+    """Whole numbers from low to high: all of them, or so many in strides."""
+    return np.linspace(low, high, min(high - low + 1, most)).astype(np.int64)
+
+
 def _finer(ends: NDArray[np.int64], used: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Where stages may end next: anywhere between the neighbours of the ends in use, or in strides if that is much."""
-    inner = used[1:-1]
-    at = np.searchsorted(ends, inner)
-    count = max(3, most // max(1, len(inner)))
-    around = [np.linspace(ends[i - 1], ends[i + 1], min(count, int(ends[i + 1] - ends[i - 1]) + 1)) for i in at]
-    return np.unique(np.concatenate([used, *around]).astype(np.int64))
+    at = np.searchsorted(ends, used[1:-1])
+    count = max(3, most // max(1, len(at)))
+    return np.unique(np.concatenate([used, *(_spread(ends[i - 1], ends[i + 1], count) for i in at)]))
 
 
 class _Orders(NamedTuple):
@@ -218,12 +269,11 @@ class _Stages:
     device go where they are fastest, at no charge; else no stage on that device has them.
     """
 
-    def __init__(self, problem: Problem, ends: NDArray[np.int64], *, lenient: bool) -> None:
-        self._problem, self._ends, self._lenient = problem, ends, lenient
-        order, n = program(problem), len(ends) - 1
-        self._order, self._fine = order, n == problem.num_units
+    def __init__(self, problem: Problem, row: NDArray[np.int64], ends: NDArray[np.int64], *, lenient: bool) -> None:
+        self._problem, self._row, self._ends = problem, row, ends
+        n = len(ends) - 1
         segment = np.empty(problem.num_units, np.int64)
-        segment[order] = np.repeat(np.arange(n), np.diff(ends))
+        segment[row] = np.repeat(np.arange(n), np.diff(ends))
         self._segment = segment
         seconds = problem.per_unit(problem.seconds)
         self._allowed = np.isfinite(seconds)
@@ -236,7 +286,7 @@ class _Stages:
 
     def _sums(self, per_unit: Floats) -> Floats:
         """[cuts, ...] of everything before each cut."""
-        total = np.cumsum(per_unit[self._order], axis=0)
+        total = np.cumsum(per_unit[self._row], axis=0)
         found: Floats = np.concatenate([np.zeros((1, *per_unit.shape[1:])), total])[self._ends]
         return found
 
@@ -306,7 +356,7 @@ class _Stages:
         p, q = (self._segment[problem.unit[end]] for end in (graph.edge_producer, graph.consumers))
         joined = np.unique(p[forward & (q == p + 1)])
         return bool(
-            self._fine
+            len(self._ends) == problem.num_units + 1
             and problem.objective == "throughput"
             and problem.contiguous
             and len(joined) == problem.num_units - 1

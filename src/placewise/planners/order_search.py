@@ -85,15 +85,16 @@ class Annealing:
         output_ptr, out_edges = graph.out_edges
         used = np.bincount(placement, graph.resident_bytes, problem.num_devices)
         free = problem.capacity - headroom(problem)
-        self._given = (
+        given = (
             problem.seconds,
-            graph.model if sum_models else np.zeros_like(graph.model),
+            graph.model * sum_models,
             input_ptr, graph.edge_producer[in_edges], graph.tensor_bytes[graph.edge_tensor[in_edges]],
             output_ptr, graph.consumers[out_edges],
             problem.cluster.latency, problem.cluster.seconds_per_byte,
             problem.unit, problem.per_unit(problem.allowed, np.logical_and),
             problem.per_unit(graph.resident_bytes), np.maximum(free, used), graph.is_stored,
         )  # fmt: skip
+        self._given = tuple(np.array(array) for array in given)  # writeable, all of them: compiled once
         models = len(graph.models) if sum_models else 1
         n = problem.num_ops
         self._order, self._device = order.astype(np.int32), placement[self._first].astype(np.int32)
@@ -140,31 +141,35 @@ def _value_from(
 ):  # fmt: skip
     """The value of a plan, infinite if above the limit, where `clock` and `finish` are right before a position."""
     n, devices = seconds.shape
+    clocks = clock.shape[1]
+    value = 0.0
+    for m in range(devices, clocks):
+        value += clock[first, m]
     for at in range(first, n):
         op = order[at]
-        now, then = clock[at], clock[at + 1]
-        then[:] = now
+        for c in range(clocks):
+            clock[at + 1, c] = clock[at, c]
+        finish[op] = 0.0
         if stored[op]:
-            finish[op] = 0.0
             continue
         d = device[unit[op]]
-        ready = now[d]
+        time = clock[at, d]
         for i in range(input_ptr[op], input_ptr[op + 1]):
             source = producer[i]
             a = device[unit[source]]
-            arrived = finish[source]
-            if a != d:
-                arrived += latency[a, d] + size[i] * per_byte[a, d]
-            ready = max(ready, arrived)
-        ready += seconds[op, d]
-        finish[op] = ready
-        then[d] = ready
+            time = max(time, finish[source] + (0.0 if a == d else latency[a, d] + size[i] * per_byte[a, d]))
+        time += seconds[op, d]
+        finish[op] = time
+        clock[at + 1, d] = time
         m = devices + model[op]
-        if ready > then[m]:
-            then[m] = ready
-            if then[devices:].sum() > limit:
+        if time > clock[at, m]:
+            clock[at + 1, m] = time
+            value = 0.0
+            for c in range(devices, clocks):
+                value += clock[at + 1, c]
+            if value > limit:
                 return np.inf
-    return clock[n, devices:].sum()
+    return value
 
 
 @njit(cache=True, nogil=True)
@@ -180,7 +185,10 @@ def _anneal(
             0, np.inf, order, device, clock[0], finish[0],
             seconds, model, input_ptr, producer, size, latency, per_byte, unit, stored,
         )  # fmt: skip
-        clock[1], finish[1] = clock[0], finish[0]
+        for i in range(n):
+            finish[1, i] = finish[0, i]
+            for c in range(clock.shape[2]):
+                clock[1, i + 1, c] = clock[0, i + 1, c]
         value[1] = min(value[1], value[0])
     used = np.zeros(devices)
     for u in range(len(device)):
@@ -264,18 +272,25 @@ def _anneal(
         )  # fmt: skip
         accepted = found <= limit
         new, old = (1, 0) if accepted else (0, 1)
-        clock[old, first:], value[0] = clock[new, first:], found if accepted else value[0]
         for i in range(first, n):
             finish[old, order[i]] = finish[new, order[i]]
+            for c in range(clock.shape[2]):
+                clock[old, i + 1, c] = clock[new, i + 1, c]
         if accepted:
+            value[0] = found
             if last < n:
-                old_order[first : last + 1] = order[first : last + 1]
+                for i in range(first, last + 1):
+                    old_order[i] = order[i]
             if found < value[1]:
                 value[1] = found
-                best_order[:], best_device[:] = order, device
+                for i in range(n):
+                    best_order[i] = order[i]
+                for u in range(len(device)):
+                    best_device[u] = device[u]
         else:
             if last < n:
-                order[first : last + 1] = old_order[first : last + 1]
+                for i in range(first, last + 1):
+                    order[i] = old_order[i]
             for i in range(changed - 1, -1, -1):
                 u = moved[i]
                 used[device[u]] -= resident[u]

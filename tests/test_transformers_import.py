@@ -201,6 +201,22 @@ def test_the_command_writes_a_graph_file(folder, capsys):
     assert load_graph(out).digest == pw.from_transformers(folder, batch=3, prompt=20, decode=True, name="x").digest
 
 
+def test_the_command_says_why_a_backward_pass_is_mirrored(folder, capsys, monkeypatch):
+    from placewise import cli
+    from placewise.importers import training
+
+    def fails(*_):
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(training, "_traced", fails)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["placewise", "import", str(folder), "--prompt", "8", "--training", "sgd",
+                                     "--out", str(folder / "g.json")])  # fmt: skip
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert "warning: tiny-llama: the backward pass is mirrored from the forward pass: " in capsys.readouterr().err
+
+
 def test_kinds_without_a_formula_are_listed(tmp_path, capsys):
     import torch
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import cache, wraps
@@ -58,6 +59,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names may hold characters that the terminal cannot show
     sys.unraisablehook = _press_again
+    warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us wants the best so far, as with Ctrl-C
     try:
         app(prog_name="placewise")

@@ -19,7 +19,8 @@ from placewise.simulator.arrays import upward_rank
 _ELITE: Final = 0.2  # share of a generation that lives on
 _MUTANTS: Final = 0.15  # share that is new
 _BIAS: Final = 0.7  # chance that a child's key is its elite parent's
-_FREE: Final = 0.8  # keys below this leave the choice of device to the decoder
+_FREE: Final = 0.8  # keys below this leave the choice of device to the decoder;
+_FREE_OF_TRANSFERS: Final = 0.2  # fewer do where it knows loads only
 
 
 def _compile(problem: Problem) -> None:
@@ -65,6 +66,7 @@ class _Decoder:
 
     def __init__(self, problem: Problem) -> None:
         graph, self._problem = problem.graph, problem
+        self._free = _FREE_OF_TRANSFERS if problem.objective == "throughput" else _FREE
         self._may = problem.per_unit(problem.allowed, np.logical_and)
         self._choices = self._may.sum(axis=1)
         # [U, D] which of the unit's allowed devices a device is, counted from 0
@@ -80,8 +82,8 @@ class _Decoder:
     def __call__(self, keys: Floats) -> tuple[Ints, Ints | None]:
         """(placement, order); there is no order where only loads count."""
         problem, units = self._problem, self._problem.num_units
-        # A key of `_FREE` or more names a device: the share of the way through the allowed ones.
-        named = np.floor((keys[:units] - _FREE) / (1.0 - _FREE) * self._choices)
+        # A key that leaves no choice names a device: the share of the way through the allowed ones.
+        named = np.floor((keys[:units] - self._free) / (1.0 - self._free) * self._choices)
         wanted = (self._which == named[:, None]) & self._may
         priority = self._rank * (0.5 + keys[units:])
         order = _in_order(priority, self._waiting, *self._readers)
@@ -99,7 +101,7 @@ class _Decoder:
         """Keys that name the device of every unit, and priorities by rank."""
         problem = self._problem
         which = self._which[np.arange(problem.num_units), placement[problem.first_of_unit]]
-        device = _FREE + (1.0 - _FREE) * (which + 0.5) / np.maximum(self._choices, 1)
+        device = self._free + (1.0 - self._free) * (which + 0.5) / np.maximum(self._choices, 1)
         return np.concatenate([device, np.full(problem.num_ops, 0.5)])
 
 

@@ -136,7 +136,7 @@ def expert(problem: Problem, ctx: Context) -> Ints:
     rule = _rule_for(problem)
     assert rule is not None  # else `supports` said no
     devices = accelerators(problem)
-    wish = _follow(problem, _devices_of_layers(problem, rule, devices))
+    wish = _follow(problem, _devices_of_layers(problem, rule, devices), devices[0])
     wish = wish[problem.first_of_unit][problem.unit]
     fastest = problem.per_unit(problem.seconds)[problem.unit].argmin(axis=1) if problem.num_ops else wish
     return np.where(problem.allowed[np.arange(problem.num_ops), wish], wish, fastest).astype(np.int32)
@@ -170,8 +170,8 @@ def _found(pattern: str, module: str) -> str:
     return match[1] if match else ""
 
 
-def _follow(problem: Problem, wish: Ints) -> Ints:
-    """Ops without a wish go with the first op that they read from and, if there is none, that reads from them."""
+def _follow(problem: Problem, wish: Ints, first: int) -> Ints:
+    """Ops without a wish go with the first op that they read, else that reads them, else to the first device."""
     graph, wish = problem.graph, wish.copy()
     order = graph.topological_order.tolist()
     for sequence, (start, edges), neighbour in (
@@ -182,4 +182,4 @@ def _follow(problem: Problem, wish: Ints) -> Ints:
             if wish[op] < 0:
                 near = wish[neighbour[edges[start[op] : start[op + 1]]]]
                 wish[op] = next((device for device in near.tolist() if device >= 0), -1)
-    return np.maximum(wish, 0)
+    return np.where(wish < 0, first, wish)

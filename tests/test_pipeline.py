@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from oracles import brute_force
 from placewise.cluster import Cluster, Device, Link
 from placewise.driver import Budget, plan
 from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
+from placewise.files import load_problem
 from placewise.planners import pipeline
 from placewise.planners.pipeline import _device_orders, _finer, _orders, _Stages, program
 from placewise.problem import Execution
@@ -320,8 +323,26 @@ def test_circles_are_put_into_the_order_of_the_data():
     assert (row.tolist(), cuts.tolist()) == ([0, 2, 1], [0, 1, 2, 3])
 
 
-def test_what_runs_backward_is_folded_to_what_it_reads():
-    """Forward 0, 1, 2; backward 3, 4, 5, each of which reads what the forward op of its layer read."""
+def test_what_only_runs_backward_is_folded_to_where_it_exchanges_most():
+    """Forward 0, 1, 2; backward 3 reads 9 bytes of op1, op4 reads 9 bytes of op0; the update op5 reads op4."""
     edges = [(0, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 4), (4, 5)]
-    problem = problem_of(np.ones((6, 2)), edges, phase=[0, 0, 0, 1, 1, 2])
+    problem = problem_of(np.ones((6, 2)), edges, sizes=[9.0, 9.0, 1.0, 1.0, 1.0, 1.0], phase=[0, 0, 0, 1, 1, 2])
     assert program(problem)[0].tolist() == [0, 4, 5, 1, 3, 2]
+
+
+PUBLISHED = {  # ms; Tarnawski et al.'s DP over a linearised graph, as their program computes it
+    "LayerGraphs/bert24_inference": 17.790, "LayerGraphs/bert24_training": 41.746,
+    "LayerGraphs/inceptionv3_inference": 51.552, "LayerGraphs/resnet50_inference": 33.775,
+    "LayerGraphs/resnet50_training": 78.650, "OperatorGraphs/bert_l-3_inference": 27.919,
+    "OperatorGraphs/bert_l-12_inference": 147.478, "OperatorGraphs/resnet50_inference": 124.349,
+    "OperatorGraphs/resnet50_training": 255.194, "OperatorGraphs/bert_l-3_training": 65.3031,
+    "OperatorGraphs/bert_L-12_training": 437.998,
+}  # fmt: skip
+
+
+@pytest.mark.skipif("PLACEWISE_DATA" not in os.environ, reason="PLACEWISE_DATA is not set")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_pipelines(name):
+    file = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning", "throughput-inputs", f"{name}.json")
+    problem = replace(load_problem(file), contiguous=True)
+    assert 1e3 * plan(problem, "pipeline-dp").value <= PUBLISHED[name] + 5e-4

@@ -23,40 +23,61 @@ from placewise.problem import Problem
 _BATCH = 2_000_000  # entries of placements that are evaluated at once
 _STEPS = 1.0e8  # of dynamic programming: well below a second
 _MOST_PAIRS = 100_000  # of arcs in the graph of device sets
+_FOLDS = 4  # rounds
+_BEHIND = 2.0**-20  # of a place in the program
 _MOST_CUTS = 512  # places where a stage may end
 
 
 def program(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(the units in a row, where the row may be cut: numbers of units, 0 and all included).
 
-    Units come in the order in which the program first runs them. In training, what runs backward is folded back to the
-    earliest op whose results it reads, where a pipeline wants it. Where colocation makes forward data flow in circles,
-    the units of a circle stand together, and a contiguous plan may not cut there.
+    Units come in the order in which the program first runs them; in training, what only runs backward comes where it
+    exchanges most (`_fold`). Where colocation makes forward data flow in circles, the units of a circle stand together,
+    and a contiguous plan may not cut there.
     """
     graph, units = problem.graph, problem.num_units
     position = np.empty(problem.num_ops, np.int64)
     position[graph.topological_order] = np.arange(problem.num_ops)
-    runs = ~graph.is_stored[graph.edge_producer]
-    if (graph.phase > 0).any():
-        first = problem.per_unit(np.where(graph.phase == 0, position, problem.num_ops), np.minimum)[problem.unit]
-        position = np.minimum(position, first)
-        alone = (first == problem.num_ops)[graph.topological_order]  # no op of its unit runs forward
-        start, edges = graph.in_edges
-        for op in graph.topological_order[alone].tolist():
-            mine = edges[start[op] : start[op + 1]]
-            position[op] = position[graph.edge_producer[mine[runs[mine]]]].min(initial=position[op])
-    place = problem.per_unit(position, np.minimum)
-    forward = runs & (graph.phase[graph.edge_producer] == 0) & (graph.phase[graph.consumers] == 0)
-    p, q = (problem.unit[end[forward]].astype(np.int64) for end in (graph.edge_producer, graph.consumers))
-    circle = np.arange(units)
-    if (place[p] > place[q]).any():
+    first, ahead = problem.per_unit(position, np.minimum), problem.per_unit(graph.phase == 0, np.logical_or)
+    edge = (graph.phase[graph.edge_producer] == 0) & (graph.phase[graph.consumers] == 0)
+    edge &= ~graph.is_stored[graph.edge_producer]
+    p, q = (problem.unit[end[edge]].astype(np.int64) for end in (graph.edge_producer, graph.consumers))
+    circle, place = np.arange(units), first.astype(np.float64)
+    if (first[p] > first[q]).any():
         circle = connected_components(coo_array((np.ones(len(p)), (p, q)), (units, units)), connection="strong")[1]
-        first = np.full(units, problem.num_ops)
-        np.minimum.at(first, circle, place)
-        place = _dataflow_order(circle[p], circle[q], first)[circle] * problem.num_ops + place
-    row = np.lexsort((np.arange(units), place))
+        earliest = np.full(units, problem.num_ops)
+        np.minimum.at(earliest, circle, first)
+        place = _dataflow_order(circle[p], circle[q], earliest)[circle].astype(np.float64)
+    back = np.flatnonzero(~ahead)
+    _fold(problem, place, back[np.argsort(first[back], kind="stable")])
+    row = np.lexsort((first, place))
     cuts = np.flatnonzero(np.diff(circle[row], prepend=-1, append=-1)) if problem.contiguous else np.arange(units + 1)
     return row, cuts
+
+
+def _fold(problem: Problem, place: Floats, units: NDArray[np.int64]) -> None:
+    """Move units to the places of those that they talk to: first to the earliest that they read, as their activations
+    are there, then a few times to the median, by bytes, of all.
+    """
+    sent = messages(problem)
+    sender, size = sent.sender[sent.message], sent.bytes[sent.message]
+    one, other = np.concatenate([sent.reader, sender]), np.concatenate([sender, sent.reader])
+    read = np.arange(len(one)) < len(sender)
+    weight = np.concatenate([size, size]) + 1e-9  # a message without bytes still is one
+    stored = problem.per_unit(problem.graph.is_stored, np.logical_and)
+    by_unit = np.flatnonzero(~stored[other])
+    by_unit = by_unit[np.argsort(one[by_unit], kind="stable")]
+    start = np.searchsorted(one[by_unit], np.arange(problem.num_units + 1))
+    for unit in units.tolist():
+        mine = by_unit[start[unit] : start[unit + 1]]
+        place[unit] = place[other[mine[read[mine]]]].min(initial=place[unit])
+    for _ in range(_FOLDS):
+        for unit in units.tolist():
+            mine = by_unit[start[unit] : start[unit + 1]]
+            if len(mine):
+                mine = mine[np.argsort(place[other[mine]], kind="stable")]
+                half = np.searchsorted(np.cumsum(weight[mine]), weight[mine].sum() / 2)
+                place[unit] = place[other[mine[half]]] + _BEHIND
 
 
 def _dataflow_order(p: NDArray[np.int64], q: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,10 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# A few of many: see `placewise planners`.
+PLANNERS := single,random,blocks-by-memory,blocks-by-load,heft,cpop,metis,local-search,auto
+
 .PHONY: run test lint bench clean
 
 run: .venv/.package
-	@$(BIN)/placewise compare llama-3-8b --cluster two-gpus-one-host --budget 5s --out out
+	@$(BIN)/placewise compare llama-3-8b --cluster two-gpus-one-host --planners $(PLANNERS) --budget 5s --out out
 
 test: .venv/.dev
 	@$(BIN)/python -m pytest -n 2 --doctest-modules tests src/placewise/__init__.py src/placewise/graph.py

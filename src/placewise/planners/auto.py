@@ -9,9 +9,11 @@ from placewise.planners import get, planner
 from placewise.problem import Problem
 
 #: Each ends by itself, soon; none is tried where it does not apply.
-QUICK: Final = ("single", "blocks-by-memory", "heft", "blocks-by-load")
-#: Each goes on for as long as it is let; one that does not apply leaves its time to the next.
-SEARCHES: Final = ("local-search",)
+QUICK: Final = ("single", "blocks-by-memory", "heft", "cpop", "lookahead", "min-cut", "blocks-by-load")
+#: Each goes on for as long as it is let; one that does not apply, or ends, leaves its time to the next.
+SEARCHES: Final = ("multilevel", "local-search", "annealing")
+#: Beyond so many units, only moves of many at once get anywhere: the first search may take all the time.
+_LARGE: Final = 4000
 
 
 def _compile(problem: Problem) -> None:
@@ -29,4 +31,4 @@ def auto(problem: Problem, ctx: Context) -> None:
     for name in QUICK:
         ctx.delegate(name)
     for i, name in enumerate(SEARCHES):
-        ctx.delegate(name, share=1 / (len(SEARCHES) - i))
+        ctx.delegate(name, share=1.0 if problem.num_units > _LARGE else 1 / (len(SEARCHES) - i))

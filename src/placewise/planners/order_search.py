@@ -55,7 +55,8 @@ def improve(problem: Problem, ctx: Context, placement: Ints, order: Ints, moves:
     rounds = fruitless = 0
     while fruitless < _GIVE_UP:
         before = search.best_value
-        for temperature in np.geomspace(_HOT, _COLD, _STEPS) * before:
+        hot = _HOT if rounds else _COLD  # the first round makes sure of what is near
+        for temperature in np.geomspace(hot, _COLD, _STEPS) * before:
             left = -(-moves * problem.num_ops // _STEPS)
             while left > 0:
                 if ctx.should_stop():

@@ -29,7 +29,7 @@ from placewise.problem import Problem
 
 _HEAVY = 2.0**28  # what all vertices, and all edges, weigh together: the packages count in 32 bits
 _FINEST = 8  # parts per device, where a package only makes equal ones
-_BATCH = 64
+_BATCH = 2_000_000  # entries of placements that are evaluated at once
 
 
 def _needs(package: str) -> Callable[[Problem], bool | str]:
@@ -130,13 +130,14 @@ def _assign(problem: Problem, ctx: Context, part: Ints, device: Ints) -> None:
     allowed, fastest = np.isfinite(seconds), seconds.argmin(axis=1)
     best = ctx.evaluate(placement(device))
     swaps, improved = list(combinations(range(len(device)), 2)), True
+    size = max(1, min(64, _BATCH // problem.num_ops))
     while improved and not ctx.should_stop():
         improved = False
-        for low in range(0, len(swaps), _BATCH):
+        for low in range(0, len(swaps), size):
             if ctx.should_stop():
                 return
-            tried = [device.copy() for _ in swaps[low : low + _BATCH]]
-            for other, (a, b) in zip(tried, swaps[low : low + _BATCH], strict=True):
+            tried = [device.copy() for _ in swaps[low : low + size]]
+            for other, (a, b) in zip(tried, swaps[low : low + size], strict=True):
                 other[[a, b]] = device[[b, a]]
             values = ctx.evaluate_batch([placement(other) for other in tried])
             if len(values) and values.min() < best * (1 - 1e-9):

@@ -60,9 +60,11 @@ def fitted(problem: Problem, device: Ints, room: Floats | None = None) -> Ints:
     stays; the driver then says which device is too small. `room` leaves space for activations by default.
     """
     room = problem.capacity - headroom(problem) if room is None else room
-    need, sent = bytes_needed(problem), messages(problem)
-    seconds, device = problem.per_unit(problem.seconds), device.astype(np.int32)
+    need, device = bytes_needed(problem), device.astype(np.int32)
     used = np.bincount(device, need, problem.num_devices)
+    if not (used > room).any():
+        return device
+    sent, seconds = messages(problem), problem.per_unit(problem.seconds)
     while (used > room).any():
         full = int((used - room).argmax())
         here = np.flatnonzero((device == full) & (need > 0))

@@ -9,7 +9,8 @@ import pytest
 
 from placewise.cluster import Cluster, Device, full_mesh
 from placewise.driver import plan
-from placewise.errors import InvalidInput, NoFeasiblePlan
+from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
+from placewise.planners import baechi
 from placewise.planners.baechi import favourite_children
 from placewise.problem import Execution
 from placewise.simulator import violations
@@ -80,6 +81,12 @@ def test_the_longer_branch_is_the_favourite():
 def test_a_threshold_that_allows_two_favourites_is_refused():
     with pytest.raises(InvalidInput, match="threshold"):
         plan(on_a_bus([1, 1], [(0, 1)], 1.0), "m-sct", options={"threshold": 0.6})
+
+
+def test_m_sct_says_where_its_linear_programme_is_too_large(monkeypatch):
+    monkeypatch.setattr(baechi, "_LP_EDGES", 4)
+    with pytest.raises(Unsupported, match="'m-sct' solves for up to 4 edges, not 5"):
+        plan(on_a_bus([100] * 6, CHAIN, 10.0), "m-sct")
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from harness import main, random_problem
-
 from placewise import Budget, plan
 from placewise.problem import Execution, Problem
 

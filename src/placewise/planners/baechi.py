@@ -21,8 +21,8 @@ from placewise.problem import Problem
 from placewise.simulator.arrays import channels_of_links, priority_order
 
 _MAKESPANS: Final = ("latency", "completion")
-#: The linear programme of m-SCT takes seconds at so many edges, and cannot be stopped. A limit of time instead would make
-#: the plan depend on what else the machine does.
+#: The linear programme of m-SCT takes seconds at so many edges, and cannot be stopped. A limit of time instead would
+#: make the plan depend on what else the machine does.
 _LP_EDGES: Final = 40_000
 
 # ---- m-TOPO ----------------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_two_planners_may_not_share_a_name():
 
 
 def test_unknown_planners_and_options_are_named(problem):
-    with pytest.raises(InvalidInput, match=r"no planner 'best'; there are auto, blocks-by-load, .*single"):
+    with pytest.raises(InvalidInput, match=r"no planner 'best'; there are .*blocks-by-load, .*single"):
         plan(problem, "best")
     with pytest.raises(InvalidInput, match=r"^planner 'random' has no option 'sample'"):
         plan(problem, "random", options={"sample": 3})

@@ -202,3 +202,28 @@ def test_nothing_to_fuse():
     assert plan(problem_of(np.zeros((0, 2))), "multilevel").value == 0.0
     assert plan(problem_of([[3.0]]), "multilevel").value == 3.0
     assert math.isclose(plan(chain(2, bandwidth=0.1), "multilevel", options={"coarsest": 1}).value, 2.0)
+
+
+# ---- a context aside -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_aside_counts_and_ends_with_its_share():
+    problem, other = chain(6), chain(3)
+    ctx = context(problem, evaluations=100)
+    with ctx.aside(other, 0.25) as inner:
+        while True:
+            inner.evaluate(np.zeros(3, np.int32))  # ends the block, not the planner
+    assert ctx.evaluations == inner.evaluations == 25
+    assert inner.best_value == 3.0
+    assert ctx.best is None
+    assert not ctx.should_stop()
+    assert ctx.spent == 0.25
+
+
+def test_an_interrupt_reaches_what_is_done_aside():
+    ctx = context(chain(6))
+    with ctx.aside(chain(3), 0.5) as inner:
+        assert not inner.should_stop()
+        ctx.interrupt()
+        assert inner.should_stop()
+    assert ctx.spent == 0.0  # there is no budget

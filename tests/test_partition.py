@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 
 import numpy as np
@@ -111,8 +112,6 @@ def test_a_missing_package_is_named_with_the_command_that_adds_it(name, monkeypa
 
 
 def test_packages_are_imported_only_when_used():
-    import subprocess
-
     code = "import sys; from placewise import planners; planners.available(); print([m in sys.modules for m in %r])"
     names = list(PACKAGES.values())
     done = subprocess.run([sys.executable, "-c", code % names], capture_output=True, text=True, check=True)

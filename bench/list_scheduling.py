@@ -1,4 +1,4 @@
-"""List schedulers: makespan and CPU time beside SAGA's on shared instances (PLACEWISE_DATA or --data), and scale."""
+"""List schedulers: makespan and CPU time beside SAGA's on the shared instances (PLACEWISE_DATA, --data), and scale."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from oracles import brute_force
 from placewise.driver import Budget, Context, plan
 from placewise.errors import InvalidInput
 from placewise.planners.annealing import _State
-from placewise.planners.local_search import _Moves
+from placewise.planners.local_search import UnitMoves
 from placewise.problem import Execution
 from placewise.simulator import violations
 from problems import problem_of, random_problem
 
 
-class OneMove(_Moves):
+class OneMove(UnitMoves):
     """Always the same move: the only op to the other device."""
 
     def __init__(self) -> None:

@@ -618,7 +618,7 @@ def test_ctrl_c_within_a_callback_is_not_lost(run, monkeypatch):
         ("placewise.files.import_model", ["import", "m", "--out", "g.json"]),
         ("placewise.files.load_problem", ["plan", "m"]),
         ("placewise.machine.describe_machine", ["devices"]),
-        ("placewise.costs.measure.opened", ["profile", "m"]),
+        ("placewise.measure.opened", ["profile", "m"]),
     ],
 )
 @pytest.mark.parametrize("ends", [RuntimeError("torch says: report this"), None])
@@ -632,8 +632,8 @@ def test_ctrl_c_that_a_library_swallows_is_not_lost(run, monkeypatch, called, co
         return contextlib.nullcontext(SimpleNamespace(graph=None))
 
     monkeypatch.setattr(called, pressed)
-    monkeypatch.setattr("placewise.costs.measure.profile", lambda *_, **__: None)
-    monkeypatch.setattr("placewise.costs.measure.summary", lambda *_: None)
+    monkeypatch.setattr("placewise.measure.profile", lambda *_, **__: None)
+    monkeypatch.setattr("placewise.measure.summary", lambda *_: None)
     result = run(*command)
     said = "what was measured is kept; run it again to go on" if command[0] == "profile" else "there is no result yet"
     assert (result.code, result.out, result.err) == (130, "", f"interrupted: {said}\n")

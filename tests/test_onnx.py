@@ -9,8 +9,12 @@ import pytest
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from placewise import cli, files, load_problem  # noqa: E402
-from placewise.costs import measure  # noqa: E402
+from placewise import (  # noqa: E402
+    cli,
+    files,
+    load_problem,
+    measure,
+)
 from placewise.errors import InvalidInput, Unsupported  # noqa: E402
 from placewise.importers import onnx as reader  # noqa: E402
 from placewise.importers.assembly import kinds_without_formula  # noqa: E402

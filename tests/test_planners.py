@@ -20,7 +20,7 @@ from placewise.driver import Budget, Context, compare, plan
 from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
 from placewise.planners import local_search
 from placewise.planners.blocks import Blocks
-from placewise.planners.local_search import _BATCH, _Current, _Moves
+from placewise.planners.local_search import BATCH, Current, UnitMoves
 from placewise.planners.random_search import sample
 from placewise.problem import Execution
 from placewise.simulator import evaluate, simulate, violations
@@ -460,7 +460,7 @@ def test_local_search_moves_connected_pieces():
     """A chain of eight on d0, and one of two that is not connected to it, on d1."""
     problem = problem_of(np.ones((10, 3)), [(i, i + 1) for i in range(7)] + [(8, 9)])
     placement = np.array([0] * 8 + [1] * 2, np.int32)
-    rows, changed = _Moves(problem, np.random.default_rng(0)).batch(placement, 400)
+    rows, changed = UnitMoves(problem, np.random.default_rng(0)).batch(placement, 400)
     sizes = set()
     for row, ops in zip(rows, changed, strict=True):
         assert sorted(ops) == np.flatnonzero(row != placement).tolist()
@@ -474,7 +474,7 @@ def test_local_search_moves_connected_pieces():
 
 def neighbours(problem, placement, count=400):
     """Distinct placements that a search would try next."""
-    rows, _ = _Moves(problem, np.random.default_rng(0)).batch(np.array(placement, np.int32), count)
+    rows, _ = UnitMoves(problem, np.random.default_rng(0)).batch(np.array(placement, np.int32), count)
     return set(map(tuple, rows.tolist()))
 
 
@@ -509,7 +509,7 @@ def test_a_kick_moves_connected_pieces():
     chains = [(50 * c + i, 50 * c + i + 1) for c in range(3) for i in range(49)]
     problem = problem_of(np.ones((150, 3)), chains)
     home = np.repeat(np.array([0, 1, 2], np.int32), 50)
-    moves = _Moves(problem, np.random.default_rng(0))
+    moves = UnitMoves(problem, np.random.default_rng(0))
     assert moves.kicked(home, 0).tolist() == home.tolist()
     sizes = []
     for _ in range(200):
@@ -536,17 +536,17 @@ class Listening:
     def __init__(self, monkeypatch):
         self.batches, self.homes, self.kicks = 0, [], []
 
-        def batch(moves, placement, count, batch=_Moves.batch):
+        def batch(moves, placement, count, batch=UnitMoves.batch):
             self.batches += 1
             return batch(moves, placement, count)
 
-        def kicked(moves, placement, times, kicked=_Moves.kicked):
+        def kicked(moves, placement, times, kicked=UnitMoves.kicked):
             self.homes.append(placement.copy())
             self.kicks.append(times)
             return kicked(moves, placement, times)
 
-        monkeypatch.setattr(_Moves, "batch", batch)
-        monkeypatch.setattr(_Moves, "kicked", kicked)
+        monkeypatch.setattr(UnitMoves, "batch", batch)
+        monkeypatch.setattr(UnitMoves, "kicked", kicked)
 
 
 @pytest.mark.parametrize(("patience", "units", "batches"), [(1, 7, 1), (20, 8, 5), (20, 9, 6), (3, 64, 6)])
@@ -557,7 +557,7 @@ def test_local_search_is_patient_and_gives_up_after_three_kicks(monkeypatch, pat
     local_search.local_search(ctx.problem, ctx, patience=patience, kick=3)
     assert heard.kicks == [3, 3, 3]
     assert heard.batches == 4 * batches
-    assert batches * _BATCH >= patience * units > (batches - 1) * _BATCH
+    assert batches * BATCH >= patience * units > (batches - 1) * BATCH
     assert ctx.stopped == "finished"
 
 
@@ -597,7 +597,7 @@ def test_local_search_takes_the_best_of_a_batch_that_fits(execution):
     problem = problem_of(seconds, [(0, 1)], execution=execution, **columns)
     ctx = context(problem)
     start = np.array([1, 1], np.int32)
-    current = _Current(problem, ctx, start)
+    current = Current(problem, ctx, start)
     assert current.value == 20.0
     assert not current.improve(Given(start, [1, 1], [1, 1]))
     assert not current.improve(Given(start, [0, 1], [0, 0]))  # 11 s and 3 s, if op0 had room for its scratch space

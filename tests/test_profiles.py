@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from placewise import Costs, Device, GraphBuilder, InvalidInput, Problem, Unsupported, files, full_mesh, zoo
-from placewise.costs import measure
+from placewise import Costs, Device, GraphBuilder, InvalidInput, Problem, Unsupported, files, full_mesh, measure, zoo
 from placewise.kinds import Op, TensorType
 from placewise.plans import Plan
 from placewise.profiles import ModelTime, OpTime, Profile, fit
@@ -399,7 +398,7 @@ def assert_timed(target, tmp_path):
 
 
 def test_pytorch_times_each_op_and_leaves_the_weights_alone(tmp_path):
-    from placewise.costs.measure.pytorch import TorchTarget
+    from placewise.measure.pytorch import TorchTarget
 
     net, x = small_net()
     before = net[0].weight.clone()
@@ -411,8 +410,8 @@ def test_onnxruntime_times_ops_by_its_nodes_even_if_they_have_no_names(tmp_path)
     import onnx
     import torch
 
-    from placewise.costs.measure.onnxruntime import OnnxruntimeTarget, written
     from placewise.importers.torch_export import quiet
+    from placewise.measure.onnxruntime import OnnxruntimeTarget, written
 
     net, x = small_net()
     with quiet():
@@ -431,8 +430,8 @@ def test_openvino_times_ops_by_its_kernels(tmp_path, form):
     import openvino
     import torch
 
-    from placewise.costs.measure.openvino import OpenvinoTarget, written
     from placewise.importers.torch_export import quiet
+    from placewise.measure.openvino import OpenvinoTarget, written
 
     net, x = small_net()
     with quiet():

@@ -18,9 +18,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import placewise as pw  # noqa: E402
-from placewise import files  # noqa: E402
-from placewise.costs import measure  # noqa: E402
-from placewise.costs.measure.pytorch import TorchTarget  # noqa: E402
+from placewise import files, measure  # noqa: E402
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported  # noqa: E402
 from placewise.graph import Graph  # noqa: E402
 from placewise.importers import pt2, torch_export  # noqa: E402
@@ -28,6 +26,7 @@ from placewise.importers.assembly import kinds_without_formula  # noqa: E402
 from placewise.importers.aten import Laid, _fits  # noqa: E402
 from placewise.importers.einsum import einsum  # noqa: E402
 from placewise.kinds import TensorType  # noqa: E402
+from placewise.measure.pytorch import TorchTarget  # noqa: E402
 
 
 def work(graph: Graph) -> dict[str, float]:

@@ -27,7 +27,7 @@ from placewise import __version__
 from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError
 
 if TYPE_CHECKING:
-    from placewise.costs import measure
+    from placewise import measure
     from placewise.driver import Budget, Progress
     from placewise.graph import Graph
     from placewise.plans import Plan
@@ -530,7 +530,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure each op of a model on this machine, and the whole."""
-    from placewise.costs import measure
+    from placewise import measure
     from placewise.report.table import describe_profile
 
     limit = _quantity(budget, "seconds", "--budget") if budget else math.inf

@@ -13,7 +13,7 @@ from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.blocks import Blocks
 from placewise.planners.heft import schedule
-from placewise.planners.local_search import _Moves
+from placewise.planners.local_search import UnitMoves
 from placewise.planners.multilevel import simple_start
 from placewise.problem import Problem
 from placewise.simulator import evaluate
@@ -41,7 +41,7 @@ def annealing(problem: Problem, ctx: Context, *, hot: float = 0.1, cooling: floa
     start = simple_start(ctx)
     if ctx.best is None or problem.num_units == 0 or problem.num_devices == 1:
         return
-    moves = _Moves(problem, ctx.rng)
+    moves = UnitMoves(problem, ctx.rng)
     state = _State(ctx, ctx.best[0] if ctx.best[1] is None else start)
     warmest = hot * state.typical_loss(moves)
     tried, most = 0, sweeps * problem.num_units
@@ -60,7 +60,7 @@ class _State:
         self._incremental = Incremental(self._problem, placement) if simulated else None
         self.placement, self.value = placement, ctx.evaluate(placement)
 
-    def step(self, moves: _Moves, temperature: float) -> None:
+    def step(self, moves: UnitMoves, temperature: float) -> None:
         """Try some moves and take the first that is accepted.
 
         A move that costs c is accepted with probability exp(-c / temperature): if c is below an exponential variate of
@@ -78,7 +78,7 @@ class _State:
                     self._incremental.accept(self.placement)
                 return
 
-    def typical_loss(self, moves: _Moves) -> float:
+    def typical_loss(self, moves: UnitMoves) -> float:
         """How much a move costs, if it does: the median of some."""
         candidates, changed = moves.batch(self.placement, min(_SAMPLE, max(1, self._ctx.evaluations_left - 1)))
         loss = self._judge(candidates, changed, np.inf) - self.value

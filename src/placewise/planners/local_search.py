@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from placewise.planners.single import all_on
 from placewise.problem import Problem
 from placewise.simulator.incremental import Incremental
 
-_BATCH = 32
+BATCH = 32
 _LUCK = 32  # batches of random placements, where no simple plan keeps every constraint
 
 
@@ -39,15 +40,15 @@ def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: in
             ctx.evaluate_batch(sample(problem, ctx.rng, 64))
     if ctx.best is None or problem.num_units == 0 or problem.num_devices == 1:
         return
-    moves = _Moves(problem, ctx.rng)
-    current = _Current(problem, ctx, ctx.best[0])
+    moves = UnitMoves(problem, ctx.rng)
+    current = Current(problem, ctx, ctx.best[0])
     home, home_value = current.placement.copy(), current.value
     failed, fruitless = 0, 0
     while not ctx.should_stop():
         if current.improve(moves):
             failed = 0
             continue
-        failed += _BATCH
+        failed += BATCH
         if failed < patience * problem.num_units:
             continue
         if current.value < home_value * (1 - 1e-9):
@@ -70,7 +71,14 @@ def _try_simple_plans(problem: Problem, ctx: Context) -> None:
     blocks_by_load(problem, ctx)
 
 
-class _Current:
+class Moves(Protocol):
+    """Proposes changes to a placement."""
+
+    def batch(self, placement: Ints, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
+        """Up to `count` changed placements and the ops that changed in each."""
+
+
+class Current:
     """The placement that the search stands on, and what its neighbours are worth."""
 
     def __init__(self, problem: Problem, ctx: Context, placement: Ints) -> None:
@@ -80,10 +88,10 @@ class _Current:
         self.placement = placement
         self.value = ctx.evaluate(placement)
 
-    def improve(self, moves: _Moves) -> bool:
+    def improve(self, moves: Moves) -> bool:
         """Try a batch of moves and take the best that helps."""
         # One evaluation is kept for the full simulation of the move that is taken.
-        candidates, changed = moves.batch(self.placement, min(_BATCH, max(1, self._ctx.evaluations_left - 1)))
+        candidates, changed = moves.batch(self.placement, min(BATCH, max(1, self._ctx.evaluations_left - 1)))
         if not len(candidates):
             return False
         if self._incremental is None:
@@ -111,7 +119,7 @@ class _Current:
                 self._incremental.accept(placement)
 
 
-class _Moves:
+class UnitMoves:
     """Random changes that keep colocation, pins, allowed devices and (resident) memory."""
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:

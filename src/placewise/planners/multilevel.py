@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 from numba import njit
@@ -16,7 +16,7 @@ from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory, fastest_first
 from placewise.planners.heft import ignores_shape, place_in_order, schedule
-from placewise.planners.local_search import _BATCH, _Current, _Moves, local_search
+from placewise.planners.local_search import BATCH, Current, local_search
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -115,13 +115,13 @@ def _refine(ctx: Context, levels: list[Level], placement: Ints, patience: int, k
     if ctx.best is None or not ctx.problem.num_units or ctx.problem.num_devices == 1 or ctx.should_stop():
         return
     moves = Moves(levels, ctx.rng)
-    current = _Current(ctx.problem, ctx, placement)
+    current = Current(ctx.problem, ctx, placement)
     home, home_value, fruitless = placement, np.inf, 0
     while True:
         failed = 0
         while failed < patience * ctx.problem.num_units and not ctx.should_stop():
             # All that the search asks of moves is `batch`.
-            failed = 0 if current.improve(cast(_Moves, moves)) else failed + _BATCH
+            failed = 0 if current.improve(moves) else failed + BATCH
         better = current.value < home_value * (1 - 1e-9)
         home, home_value = (current.placement, current.value) if better else (home, home_value)
         fruitless = 0 if better else fruitless + 1

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name, told
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import torch_export
+from placewise.measure import Timing, clocked, hardware_name, told
 
 _PER_OP = 0.05  # seconds
 _PER_MODEL = 3.0

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out, told
 from placewise.errors import InvalidInput
 from placewise.importers import naming, onnx, require
 from placewise.importers import openvino as importer
+from placewise.measure import Timing, clocked, hardware_name, pytorch, shared_out, told
 
 _PER_MODEL = 5.0  # seconds
 _RUNS = 7  # with counters on, of which the first two warm up

@@ -175,18 +175,18 @@ def opened(model: str, device: str, dims: Mapping[str, int] | None = None) -> It
     if dims and Path(model).suffix.lower() not in (".onnx", ".xml"):
         raise InvalidInput(f"{model}: only .onnx and .xml files have sizes that are left open")
     if library in ("cpu", "cuda"):
-        from placewise.costs.measure import pytorch
+        from placewise.measure import pytorch
 
         yield pytorch.TorchTarget(*pytorch.runnable(model), device)
         return
     with TemporaryDirectory() as folder:
         if library == "openvino":
-            from placewise.costs.measure import openvino
+            from placewise.measure import openvino
 
             path, name = openvino.written(model, Path(folder), dims)
             yield openvino.OpenvinoTarget(path, name, part or "CPU", dims)
         else:
-            from placewise.costs.measure import onnxruntime
+            from placewise.measure import onnxruntime
 
             path, name = onnxruntime.written(model, Path(folder), dims)
             yield onnxruntime.OnnxruntimeTarget(path, name, dims)

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from placewise.costs.measure import Timing, clocked, hardware_name, pytorch, shared_out, told
 from placewise.errors import Unsupported
 from placewise.importers import onnx as importer
 from placewise.importers import require
 from placewise.importers.torch_export import quiet
+from placewise.measure import Timing, clocked, hardware_name, pytorch, shared_out, told
 
 _PER_MODEL = 5.0  # seconds
 _RUNS = 7  # with the profiler on, of which the first two warm up

@@ -68,16 +68,20 @@ def main(title: str, measure: Callable[[argparse.Namespace], list[dict[str, Any]
         parser.add_argument(f"--{name}", **settings)
     options = parser.parse_args()
     rows = measure(options)
-    machine = f"{os.cpu_count()} cores, {_cpu()}, Python {platform.python_version()}, {date.today().isoformat()}"
     if options.json:
-        print(json.dumps({"title": title, "machine": machine, "rows": rows}, indent=1))
+        print(json.dumps({"title": title, "machine": machine(), "rows": rows}, indent=1))
         return
-    print(f"{title}\n{machine}\n")
+    print(f"{title}\n{machine()}\n")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]
     for first, *rest in [columns, ["-" * width for width in widths], *cells]:
         print("  ".join([first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True))]))
+
+
+def machine() -> str:
+    """Where and when figures were made."""
+    return f"{os.cpu_count()} cores, {_cpu()}, Python {platform.python_version()}, {date.today().isoformat()}"
 
 
 def progress(text: str) -> None:

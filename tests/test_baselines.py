@@ -96,6 +96,13 @@ def test_more_layers_than_gpus_begin_again():
     assert devices_of(problem, r"^decoder\.5(\.|$)") == [2]
 
 
+def test_embeddings_keep_their_gradients():
+    """Though two layers read them, on two devices: a gradient is as large as the embedding."""
+    problem = on_gpus("gnmt-train", 2)
+    assert devices_of(problem, "embedding") == [1]
+    assert devices_of(problem, "attention|softmax") == [2]
+
+
 def test_branches_stay_together_and_parts_are_contiguous():
     problem = on_gpus("inception-v3")
     names = sorted({m.split(".")[0] for m in problem.graph.op_modules if m.startswith(("Conv2d", "Mixed"))})

@@ -91,16 +91,20 @@ class _Rule(NamedTuple):
 
     stacks: tuple[str, ...]  # a pattern for the layers of each stack; layers are numbered by their first op
     turns: bool = False  # layer by layer in turn over the devices; else in contiguous parts of as many layers each
+    first: str = ""  # what goes with the first layer
     last: str = ""  # what goes with the last layer
 
 
-_LSTM: Final = "attention|softmax"
+def _lstm(*stacks: str) -> _Rule:
+    return _Rule(stacks, turns=True, first=r"\w*embedding", last="attention|softmax")
+
+
 _RULES: Final = {
-    "rnnlm": _Rule((r"layers\.\d+",), True, _LSTM),
-    "nmt-2": _Rule((r"encoder\.\d+", r"decoder\.\d+"), True, _LSTM),
-    "nmt-4": _Rule((r"encoder\.\d+", r"decoder\.\d+"), True, _LSTM),
-    "nmt-8": _Rule((r"encoder\.\d+", r"decoder\.\d+"), True, _LSTM),
-    "gnmt": _Rule((r"forwards|backwards|encoder\.\d+", r"decoder\.\d+"), True, _LSTM),
+    "rnnlm": _lstm(r"layers\.\d+"),
+    "nmt-2": _lstm(r"encoder\.\d+", r"decoder\.\d+"),
+    "nmt-4": _lstm(r"encoder\.\d+", r"decoder\.\d+"),
+    "nmt-8": _lstm(r"encoder\.\d+", r"decoder\.\d+"),
+    "gnmt": _lstm(r"forwards|backwards|encoder\.\d+", r"decoder\.\d+"),
     "inception-v3": _Rule((r"Conv2d_\w+|Mixed_\w+",)),
     "googlenet": _Rule((r"conv\d|inception\w+",)),
     "resnet-50": _Rule((r"layer\d\.\d+",)),
@@ -158,9 +162,9 @@ def _devices_of_layers(problem: Problem, rule: _Rule, devices: list[int]) -> Int
         final = device[names[-1]] if names else final
         for op, name in enumerate(layer):
             wish[op] = device.get(name, wish[op])
-    if rule.last:
-        for op, module in enumerate(graph.op_modules):
-            wish[op] = final if _found(rule.last, module) else wish[op]
+    for part, device_of_part in ((rule.first, devices[0]), (rule.last, final)):
+        for op, module in enumerate(graph.op_modules if part else ()):
+            wish[op] = device_of_part if _found(part, module) else wish[op]
     return wish
 
 

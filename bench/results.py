@@ -1,0 +1,468 @@
+"""The tables of the papers: what our planners give on their machines, by modelled costs, beside what was published.
+
+python bench/results.py                      prints the tables (15 minutes; PLACEWISE_DATA names the public data)
+python bench/results.py --json > run.json    everything, with every planner's value
+python bench/results.py --run run.json --markdown     writes that run's tables into docs/results.md, at their marks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness import machine, progress
+from placewise import Budget, Execution, Graph, Problem, catalogue, compare, load_problem, simulate, zoo
+from placewise.files import load_cluster
+from placewise.importers import dnn_partitioning
+from placewise.planners import available
+from placewise.planners.single import all_on
+
+DOCS = Path(__file__).parent.parent / "docs" / "results.md"
+OOM = "OOM"
+Cells = dict[str, Any]  # a number, a word (such as OOM), or nothing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem of a paper, and the numbers that the paper has for it."""
+
+    label: str
+    measure: Callable[[float], Cells]  # given the seconds that each planner has; planner to value
+    published: Cells  # column to number
+    instead: dict[str, str] = field(default_factory=dict)  # column to planner, where this row's is not the table's
+
+
+@dataclass(frozen=True)
+class Table:
+    """One paper. The columns that no planner of ours stands for are learned or of another program."""
+
+    title: str
+    source: str
+    unit: str
+    columns: dict[str, str]  # column to planner; "" where we have none
+    rows: list[Row]
+    scale: float = 1.0  # from what is measured to what is shown
+    decimals: int | None = None  # as many significant digits as it takes
+    best: bool = True  # whether all planners ran
+
+
+# ---- problems --------------------------------------------------------------------------------------------------------
+
+
+def step(model: str, box: str) -> Callable[[float], Cells]:
+    """All planners on a training step of the zoo; the same problem is measured once."""
+    return lambda seconds: everything(f"{model}-train", box, seconds)
+
+
+@cache
+def everything(model: str, box: str, seconds: float) -> Cells:
+    problem = load_problem(model, box)
+    gpus = replace(problem, forbidden=("cpu",))  # what the papers call MinCut: the partition without the CPU
+    return values(problem, seconds) | {"scotch, GPUs": values(gpus, seconds, ["scotch"])["scotch"]}
+
+
+def values(problem: Problem, seconds: float, planners: list[str] | None = None) -> Cells:
+    """What each planner reaches, or OOM; the best of all, who found it, and the lower bound."""
+    progress(f"{problem.graph.name} on {problem.cluster.name}")
+    outcomes = compare(problem, planners or available(), budget=Budget(seconds=seconds))
+    found: Cells = {
+        row.planner: row.plan.value if row.plan else OOM if re.search("memory|needs .* GPU", row.reason) else None
+        for row in outcomes
+    }
+    best = outcomes[0].plan
+    return found | {"best": best and best.value, "by": best and best.planner, "bound": best and best.lower_bound}
+
+
+def one_image(model: str) -> Callable[[float], Cells]:
+    """A model with a batch of one, run as OpenVINO does: one device after the other."""
+
+    def measure(seconds: float) -> Cells:
+        from placewise.importers.torch_export import from_torch
+
+        module, inputs = zoo.module(model)
+        graph = from_torch(module, tuple(x[:1] for x in inputs), name=model).collapse_parameters().graph
+        engine = Execution(concurrency="sequential")
+        return values(Problem(graph, load_cluster("hsdag"), execution=engine, forbidden=("igpu",)), seconds)
+
+    return measure
+
+
+def pair(first: str, second: str) -> Callable[[float], Cells]:
+    """Two models on one GPU and the CPU: the reduction, in %, beside the first on the GPU and the second on the CPU."""
+
+    def measure(seconds: float) -> Cells:
+        graphs = [zoo.load(name).collapse_parameters().graph for name in (first, second)]
+        problem = Problem(side_by_side(graphs), load_cluster("talos"), objective="completion", forbidden=("gpu1",))
+        found = values(problem, seconds)
+        gpu, cpu = ([problem.seconds[problem.graph.model == m, d].sum() for m in (0, 1)] for d in (0, 2))
+        apart, in_turn = gpu[0] + cpu[1], 2 * gpu[0] + gpu[1]
+        reduced = {name: 100 * (1 - x / apart) if isinstance(x, float) else x for name, x in found.items()}
+        return reduced | {"in turn": 100 * (1 - in_turn / apart), "apart": 1e3 * apart}
+
+    return measure
+
+
+def side_by_side(graphs: list[Graph]) -> Graph:
+    """Several models as one graph."""
+    ops = np.cumsum([0, *(graph.num_ops for graph in graphs)])
+    tensors = np.cumsum([0, *(graph.num_tensors for graph in graphs)])
+
+    def joined(column: str) -> Any:
+        return np.concatenate([getattr(graph, column) for graph in graphs])
+
+    def shifted(column: str, by: Any) -> Any:
+        return np.concatenate([getattr(graph, column) + start for graph, start in zip(graphs, by, strict=False)])
+
+    return Graph.create(
+        name="+".join(graph.name for graph in graphs),
+        op_names=[f"{graph.name}/{name}" for graph in graphs for name in graph.op_names],
+        op_kinds=[kind for graph in graphs for kind in graph.op_kinds],
+        op_dtypes=[dtype for graph in graphs for dtype in graph.op_dtypes],
+        flops=joined("flops"), bytes_accessed=joined("bytes_accessed"),
+        scratch=joined("scratch"), resident=joined("resident"),
+        tensor_producer=shifted("tensor_producer", ops), tensor_bytes=joined("tensor_bytes"),
+        edge_tensor=shifted("edge_tensor", tensors), edge_consumer=shifted("consumers", ops),
+        model=np.repeat(np.arange(len(graphs)), np.diff(ops)), models=[graph.name for graph in graphs],
+    )  # fmt: skip
+
+
+def pipeline(name: str) -> Callable[[float], Cells]:
+    """A public input, under its own semantics; the dynamic program gives each device an interval."""
+
+    def measure(seconds: float) -> Cells:
+        folder = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning")
+        problem = load_problem(folder / "throughput-inputs" / f"{name}.json")
+        found = values(problem, seconds, ["scotch", "local-search", "multilevel", "auto", "pipeline-dp"])
+        chain = values(replace(problem, contiguous=True), seconds, ["pipeline-dp"])["pipeline-dp"]
+        return found | {"pipeline-dp": chain, "expert": expert_split(folder / "human-experts", name, problem)}
+
+    return measure
+
+
+def expert_split(folder: Path, name: str, problem: Problem) -> float | None:
+    """What the released split of a person gives; in training, ops that run backward follow their colours."""
+    graphs, _, model = name.partition("/")
+    for file in (folder / f"{model}_expert.json", folder / f"{model.replace('training', 'inference')}_expert.json"):
+        if graphs == "LayerGraphs" and file.exists():
+            placement = dnn_partitioning.load_split(json.loads(file.read_text(encoding="utf-8")), problem)
+            return simulate(problem, placement).value
+    return None
+
+
+# ---- papers ----------------------------------------------------------------------------------------------------------
+
+
+def rows(problem: Callable[..., Callable[[float], Cells]], columns: str, table: str) -> Iterator[Row]:
+    """From a table as text: a label, what `problem` takes, and a number or word per column; "." where there is none."""
+    names = columns.split()
+    for line in table.strip().splitlines():
+        label, arguments, *numbers = (part.strip() for part in line.split("|"))
+        cells = [float(x) if re.fullmatch(r"[\d.]*\d", x) else None if x == "." else x for x in numbers[0].split()]
+        yield Row(label, problem(*arguments.split()), dict(zip(names, cells, strict=True)))
+
+
+def colocrl() -> Table:
+    found = rows(step, "CPU GPU Scotch MinCut expert ColocRL", """
+        RNNLM, 2        | rnnlm colocrl-2        |  6.89 1.57 13.43 11.94  3.81 1.57
+        RNNLM, 4        | rnnlm colocrl-4        |  6.89 1.57 11.52 10.44  4.46 1.57
+        NMT, 2          | nmt-2 colocrl-2        | 10.72 OOM  14.19 11.54  4.99 4.04
+        NMT, 4          | nmt-2 colocrl-4        | 10.72 OOM  11.23 11.78  4.73 3.92
+        Inception-V3, 2 | inception-v3 colocrl-2 | 26.21 4.60 25.24 22.88 11.22 4.60
+        Inception-V3, 4 | inception-v3 colocrl-4 | 26.21 4.60 23.41 24.52 10.65 3.85
+    """)  # fmt: skip
+    columns = {"CPU": "cpu-only", "GPU": "gpu-only", "expert": "expert", "Scotch": "scotch", "MinCut": "scotch, GPUs"}
+    return Table(
+        "ColocRL: seconds per training step", "Mirhoseini et al., ICML 2017", "model, GPUs", columns | {"ColocRL": ""},
+        list(found),
+    )  # fmt: skip
+
+
+def hierarchical() -> Table:
+    """Its expert leaves the first three models on one GPU: the published times are the same."""
+    found = rows(step, "CPU GPU expert Scotch MinCut HP", """
+        Inception-V3, 2 | inception-v3 hierarchical-2 | 0.61  0.15 0.15  0.93  0.82 0.13
+        ResNet-152, 2   | resnet-152 hierarchical-2   | .     1.18 1.18  6.27  2.92 1.18
+        RNNLM, 2        | rnnlm hierarchical-2        | 6.89  1.57 1.57  5.62  5.21 1.57
+        NMT-2, 2        | nmt-2 hierarchical-2        | 6.46  OOM  2.13  3.21  5.34 0.84
+        NMT-4, 4        | nmt-4 hierarchical-4        | 10.68 OOM  3.64 11.18 11.63 1.69
+        NMT-8, 8        | nmt-8 hierarchical-8        | 11.52 OOM  3.88 17.85 19.01 4.07
+    """)  # fmt: skip
+    columns = {"CPU": "cpu-only", "GPU": "gpu-only", "expert": "expert", "Scotch": "scotch", "MinCut": "scotch, GPUs"}
+    return Table(
+        "Hierarchical Planner (HP): seconds per training step", "Mirhoseini et al., ICLR 2018", "model, GPUs",
+        columns | {"HP": ""},
+        [replace(row, instead={"expert": "gpu-only"}) if row.published["expert"] == row.published["GPU"] else row
+         for row in found],
+    )  # fmt: skip
+
+
+def placeto() -> Table:
+    found = rows(step, "CPU GPU expert Scotch Placeto RNN", """
+        Inception-V3, 2 | inception-v3 placeto-2 | 12.54 1.56 1.28 1.54 1.18 1.17
+        Inception-V3, 4 | inception-v3 placeto-4 | 12.54 1.56 1.15 1.74 1.13 1.19
+        NMT, 2          | nmt-2 placeto-2        | 33.5  OOM  OOM  OOM  2.32 2.35
+        NMT, 4          | nmt-2 placeto-4        | 33.5  OOM  OOM  OOM  2.63 3.15
+        NASNet, 2       | nasnet-a placeto-2     | 37.5  1.28 0.86 1.28 0.86 0.89
+        NASNet, 4       | nasnet-a placeto-4     | 37.5  1.28 0.84 1.22 0.74 0.76
+    """)  # fmt: skip
+    columns = {"CPU": "cpu-only", "GPU": "gpu-only", "expert": "expert", "Scotch": "scotch", "Placeto": "", "RNN": ""}
+    return Table(
+        "Placeto: seconds per training step", "Addanki et al., NeurIPS 2019", "model, GPUs", columns, list(found)
+    )
+
+
+def baechi() -> Table:
+    found = rows(step, "expert", """
+        Inception-V3, 2 | inception-v3 placeto-2 | .
+        Inception-V3, 4 | inception-v3 placeto-4 | .
+        GNMT, 4         | gnmt placeto-4         | .
+    """)  # fmt: skip
+    columns = {"GPU": "gpu-only", "expert": "expert"} | {name: name.lower() for name in ("m-TOPO", "m-ETF", "m-SCT")}
+    return Table(
+        "Baechi: seconds per training step, on Placeto's machine", "Jeon et al., SoCC 2020", "model, GPUs", columns,
+        list(found),
+    )  # fmt: skip
+
+
+def hsdag() -> Table:
+    found = rows(one_image, "CPU GPU OV-CPU OV-GPU Placeto RNN HSDAG", """
+        Inception-V3 | inception-v3 | 12.8 12.0 12.8 13.8 11.6 12.8 10.5
+        ResNet-50    | resnet-50    | 16.0 7.81 23.4 8.76 9.32 8.75 7.66
+        BERT-base    | bert-base    | 6.38 2.77 6.57 2.84 6.51 OOM  2.67
+    """)  # fmt: skip
+    learned = dict.fromkeys(("OV-CPU", "OV-GPU", "Placeto", "RNN", "HSDAG"), "")
+    columns = {"CPU": "cpu-only", "GPU": "gpu-only"} | learned | {"min cut": "min-cut"}
+    return Table(
+        "HSDAG: milliseconds per inference, a batch of one", "Duan et al., NeurIPS 2024, table 2", "model", columns,
+        list(found), 1e3,
+    )  # fmt: skip
+
+
+def talos() -> Table:
+    found = rows(pair, "ASWM TSAM Talos", """
+        ResNet+SqueezeNet | resnet-50 squeezenet | 10.1 16.5 20.6
+        GoogLeNet+AlexNet | googlenet alexnet    | 35.3 38.2 47.9
+        ResNet+AlexNet    | resnet-50 alexnet    |  2.6  7.5 30.6
+        BERT+GoogLeNet    | bert-base googlenet  | 67.5 67.7 67.7
+        BERT+SqueezeNet   | bert-base squeezenet | 27.7 30.0 30.0
+        BERT+ResNet       | bert-base resnet-50  | 66.8 68.3 69.0
+        BERT+AlexNet      | bert-base alexnet    | 17.6 18.6 19.9
+    """)  # fmt: skip
+    columns = {"G+C, ms": "apart", "ASWM": "in turn", "TSAM": "tsam", "Talos": "talos", "SPT": "spt"}
+    return Table(
+        "Talos: reduction of the sum of completion times beside G+C, %", "ASAP 2021, figure 9", "models", columns,
+        list(found), decimals=1,
+    )  # fmt: skip
+
+
+def tarnawski() -> Table:
+    found = rows(pipeline, "expert DP DPL local", """
+        BERT-24 layers       | LayerGraphs/bert24_inference       | 20.084  17.790  17.790 17.778
+        BERT-24 layers, t.   | LayerGraphs/bert24_training        | 49.405  41.746  41.746 39.943
+        GNMT layers          | LayerGraphs/gnmt_inference         | 46.209  32.911  33.033 31.783
+        GNMT layers, t.      | LayerGraphs/gnmt_training          | 137.154 107.004 107.004 90.948
+        Inception-V3 layers  | LayerGraphs/inceptionv3_inference  | 102.482 51.552  51.552 54.040
+        ResNet-50 layers     | LayerGraphs/resnet50_inference     | 43.918  33.775  33.775 35.889
+        ResNet-50 layers, t. | LayerGraphs/resnet50_training      | 112.108 78.632  78.650 81.605
+        BERT-3               | OperatorGraphs/bert_l-3_inference  | .       27.919  27.919 27.574
+        BERT-3, t.           | OperatorGraphs/bert_l-3_training   | .       65.303  65.303 .
+        BERT-12              | OperatorGraphs/bert_l-12_inference | .       147.478 147.478 .
+        BERT-12, t.          | OperatorGraphs/bert_L-12_training  | .       437.998 437.998 .
+        ResNet-50            | OperatorGraphs/resnet50_inference  | .       124.349 124.349 .
+        ResNet-50, t.        | OperatorGraphs/resnet50_training   | .       255.194 255.194 .
+    """)  # fmt: skip
+    columns = {"expert": "expert", "DP": "pipeline-dp", "DPL": "", "local": "local-search", "Scotch": "scotch"}
+    return Table(
+        "Tarnawski et al.: milliseconds per sample in a pipeline (t.: training)",
+        "NeurIPS 2020; what the released program prints", "input", columns, list(found), 1e3,
+    )  # fmt: skip
+
+
+def sizes() -> Table:
+    """Whether a published step can be ours: what its work takes at the GPU's peak rate, and what its memory allows."""
+    found = rows(one_gpu, "GPU", """
+        Inception-V3, ColocRL | inception-v3 colocrl-2    | 4.60
+        Inception-V3, HP      | inception-v3 hierarchical-2 | 0.15
+        Inception-V3, Placeto | inception-v3 placeto-2    | 1.56
+        ResNet-152, HP        | resnet-152 hierarchical-2 | 1.18
+        NASNet, Placeto       | nasnet-a placeto-2        | 1.28
+        RNNLM, ColocRL        | rnnlm colocrl-2           | 1.57
+        RNNLM, HP             | rnnlm hierarchical-2      | 1.57
+        NMT, ColocRL          | nmt-2 colocrl-2           | OOM
+        NMT-2, HP             | nmt-2 hierarchical-2      | OOM
+        NMT-4, HP             | nmt-4 hierarchical-4      | OOM
+        NMT-8, HP             | nmt-8 hierarchical-8      | OOM
+    """)  # fmt: skip
+    columns = {name: name for name in ("TFLOP", "at peak", "GPU", "GiB", "of GiB", "fits")}
+    return Table(
+        "A training step on one GPU: seconds, memory", "published: as below", "model, paper", columns, list(found),
+        best=False,
+    )  # fmt: skip
+
+
+def one_gpu(model: str, box: str) -> Callable[[float], Cells]:
+    def measure(seconds: float) -> Cells:
+        problem = load_problem(f"{model}-train", box)
+        alone = simulate(problem, all_on(problem, 0))
+        room, kept, peak = problem.capacity[0], problem.graph.resident_bytes.sum(), alone.peak[0]
+        work = float(problem.graph.flops.sum())
+        fastest = problem.cluster.devices[0].peak("float32") / catalogue.shares().flops
+        return {
+            "TFLOP": work / 1e12, "at peak": work / fastest, "GPU": alone.makespan if peak <= room else OOM,
+            "GiB": peak / 2**30, "of GiB": room / 2**30, "fits": (room - kept) / (peak - kept),
+        }  # fmt: skip
+
+    return measure
+
+
+PAPERS: dict[str, Callable[[], Table]] = {
+    "sizes": sizes,
+    "colocrl": colocrl,
+    "hierarchical": hierarchical,
+    "placeto": placeto,
+    "baechi": baechi,
+    "hsdag": hsdag,
+    "talos": talos,
+    "tarnawski": tarnawski,
+}
+
+
+# ---- what is said about them -----------------------------------------------------------------------------------------
+
+
+def measured(table: Table, seconds: float) -> list[dict[str, Any]]:
+    return [{"label": row.label, "published": row.published, "found": row.measure(seconds)} for row in table.rows]
+
+
+def modelled(table: Table, row: Row, found: Cells) -> Cells:
+    """Column to what is shown, ours."""
+    chosen = table.columns | row.instead
+    shown = {column: found.get(chosen[column]) for column in table.columns}
+    return {column: scaled(x, table.scale) for column, x in shown.items()}
+
+
+def scaled(value: Any, by: float) -> Any:
+    return value * by if isinstance(value, (int, float)) else value
+
+
+def verdict(table: Table, rows: list[tuple[Row, Cells]]) -> list[str]:
+    """How many pairs of methods come in the published order, and how far from one GPU methods are, here and there."""
+    agree = pairs = 0
+    logs: dict[str, list[tuple[float, float]]] = {}
+    for row, ours in rows:
+        both = {
+            column: (size(ours[column]), size(row.published[column]))
+            for column in table.columns
+            if ours[column] is not None and row.published.get(column) is not None
+        }
+        for (a, x), (b, y) in combinations(both.values(), 2):
+            if max(x, y) > min(x, y) * 1.01:  # else published as equal
+                pairs, agree = pairs + 1, agree + ((a < b) == (x < y) and a != b)
+        mine, theirs = both.get("GPU", (math.inf, math.inf))
+        if math.isfinite(mine) and math.isfinite(theirs):
+            for column, (a, x) in both.items():
+                if column != "GPU" and math.isfinite(a) and math.isfinite(x):
+                    logs.setdefault(column, []).append((math.log(a / mine), math.log(x / theirs)))
+    lines = [f"In the published order: {agree} of {pairs} pairs of methods."] if pairs else []
+    if logs:
+        means = {column: np.exp(np.mean(both, axis=0)) for column, both in logs.items()}
+        texts = [f"{column} {a:.2f} [{x:.2f}]" for column, (a, x) in means.items()]
+        lines.append(f"Times one GPU, geometric mean where both ran: {', '.join(texts)}.")
+    return lines
+
+
+def size(value: Any) -> float:
+    return math.inf if value == OOM else float(value)
+
+
+def text(value: Any, decimals: int | None) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:.{decimals}f}" if decimals is not None else f"{value:.3g}" if value < 10 else f"{value:.4g}"
+    return value or "-"
+
+
+def lines_of(name: str, results: list[dict[str, Any]]) -> tuple[Table, list[list[tuple[str, str]]], list[str]]:
+    """The cells of a table, each with ours and theirs, and what is said below."""
+    table = PAPERS[name]()
+    known = [(row, modelled(table, row, result["found"])) for row, result in zip(table.rows, results, strict=True)]
+    cells = []
+    for (row, ours), result in zip(known, results, strict=True):
+        line = [(row.label, "")]
+        for column, planner in table.columns.items():
+            theirs = row.published.get(column)
+            mine = text(ours[column], table.decimals) if planner else ""
+            line.append((mine, "" if theirs is None else f"[{text(theirs, table.decimals)}]"))
+        if table.best:
+            best = scaled(result["found"]["best"], table.scale)
+            line.append((text(best, table.decimals), result["found"]["by"] or ""))
+        cells.append(line)
+    return table, cells, verdict(table, known)
+
+
+def as_text(name: str, results: list[dict[str, Any]]) -> str:
+    """For a terminal: the published numbers in brackets, under ours."""
+    table, cells, said = lines_of(name, results)
+    header = [table.unit, *table.columns, *["best"] * table.best]
+    printed = [[part[i] for part in line] for line in cells for i in (0, 1)]
+    printed = [line for line in printed if any(line)]
+    widths = [max(map(len, column)) for column in zip(header, *printed, strict=True)]
+    body = [
+        "  ".join([first.ljust(widths[0]), *(x.rjust(w) for x, w in zip(rest, widths[1:], strict=True))]).rstrip()
+        for first, *rest in [header, ["-" * width for width in widths], *printed]
+    ]
+    return "\n".join([f"{table.title} ({table.source})", "", *body, "", *said]).rstrip()
+
+
+def as_markdown(name: str, results: list[dict[str, Any]]) -> str:
+    table, cells, said = lines_of(name, results)
+    lines = [[table.unit, *table.columns, *["best"] * table.best], ["---", *["--:"] * (len(cells[0]) - 1)]]
+    lines += [[" ".join(filter(None, part)) for part in line] for line in cells]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *said]).rstrip()
+
+
+def write(document: Path, tables: dict[str, list[dict[str, Any]]]) -> None:
+    """Replace each table between its marks."""
+    content = document.read_text(encoding="utf-8")
+    for name, results in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        before, after = content.partition(begin)[0], content.partition(end)[2]
+        content = before + begin + as_markdown(name, results) + end + after
+    document.write_text(content, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--markdown", action="store_true", help="write the tables into docs/results.md")
+    parser.add_argument("--run", type=Path, metavar="FILE", help="what --json printed, instead of running anew")
+    parser.add_argument("--papers", default=",".join(PAPERS), metavar="A,B", help="only these; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=3.0, help="budget of each planner; default: %(default)s")
+    options = parser.parse_args()
+    names = [name for name in options.papers.split(",") if name != "tarnawski" or "PLACEWISE_DATA" in os.environ]
+    if options.run:
+        done = json.loads(options.run.read_text(encoding="utf-8"))
+    else:
+        done = {"title": (__doc__ or "").partition("\n")[0], "machine": machine(), "seconds": options.seconds}
+        done["papers"] = {name: measured(PAPERS[name](), options.seconds) for name in names}
+    if options.json:
+        print(json.dumps(done, indent=1))
+    elif options.markdown:
+        write(DOCS, done["papers"])
+    else:
+        print(f"{done['title']}\n{done['machine']}, {done['seconds']:g} s for each planner\n")
+        print("\n\n".join(as_text(name, results) for name, results in done["papers"].items()))
+
+
+if __name__ == "__main__":
+    main()

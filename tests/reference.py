@@ -121,6 +121,68 @@ def run(problem, placement, order=None):
     return _result(problem, place, start, finish, transfers, per_edge, readers)
 
 
+def run_in_slots(problem, placement):
+    """(value, why): infinite and why not, where the placement cannot run in slots."""
+    graph, execution = problem.graph, problem.execution
+    place, stored = [int(d) for d in placement], graph.is_stored.tolist()
+    pool = [not device.copies for device in problem.cluster.devices]
+    edges = list(zip(graph.edge_tensor.tolist(), graph.edge_producer.tolist(), graph.consumers.tolist(), strict=True))
+    inputs = {op: [(t, u) for t, u, v in edges if v == op and not stored[u]] for op in range(len(place))}
+
+    def ways(op, device, outside=False):
+        """(ancestor there, whether the data was elsewhere in between), over all ways that do not pass the device."""
+        found = set()
+        for _, u in inputs[op]:
+            found |= {(u, outside)} if place[u] == device else ways(u, device, True)
+        return found
+
+    number = {}
+    for op in graph.topological_order.tolist():
+        if not stored[op] and not pool[place[op]]:
+            number[op] = max([number[u] + left for u, left in ways(op, place[op])], default=0)
+    if any(j >= execution.slots for j in number.values()):
+        return np.inf, "too many"
+
+    piece = {op: (place[op], number[op]) if op in number else op for op in range(len(place)) if not stored[op]}
+    length = dict.fromkeys(piece.values(), 0.0)
+    for op in graph.topological_order.tolist():
+        if op in piece:
+            length[piece[op]] += float(problem.seconds[op, place[op]])
+    pairs = [(a, b) for a in range(len(pool)) for b in range(len(pool)) if a != b]
+    for t, u in enumerate(graph.tensor_producer.tolist()):
+        link = {
+            (a, b): float(problem.cluster.latency[a, b])
+            + float(graph.tensor_bytes[t]) * float(problem.cluster.seconds_per_byte[a, b])
+            for a, b in pairs
+        }
+        readers = [v for s, _, v in edges if s == t]
+        if stored[u]:
+            ends = [piece[v] for v in readers if place[v] != place[u]]
+        else:
+            ends = [piece[v] for v in readers if piece[v] != piece[u]]
+        for end in dict.fromkeys(ends):
+            if isinstance(end, tuple):
+                length[end] += max([link[a, b] for a, b in pairs if b == end[0]], default=0.0)
+        if ends and not stored[u] and isinstance(piece[u], tuple):
+            length[piece[u]] += max([link[a, b] for a, b in pairs if a == place[u]], default=0.0)
+
+    before = {p: {piece[u] for op in piece if piece[op] == p for _, u in inputs[op]} - {p} for p in length}
+    for p in length:
+        if isinstance(p, tuple) and p[1] > 0:
+            before[p].add((p[0], p[1] - 1))
+    finish = {}
+    while len(finish) < len(length):
+        able = [p for p in length if p not in finish and before[p] <= finish.keys()]
+        if not able:
+            return np.inf, "circle"
+        for p in able:
+            finish[p] = max([finish[q] for q in before[p]], default=0.0) + length[p]
+    models = [0.0] * len(graph.models)
+    for op, p in piece.items():
+        models[graph.model[op]] = max(models[graph.model[op]], finish[p])
+    return (sum(models) if problem.objective == "completion" else max(models, default=0.0)), ""
+
+
 def _result(problem, place, start, finish, transfers, per_edge, readers):
     graph = problem.graph
     models = [0.0] * len(graph.models)

@@ -79,6 +79,7 @@ def the_problems():
         "sequential completion": net(
             objective="completion", execution=Execution(concurrency="sequential"), **two_models
         ),
+        "slots": net(execution=Execution(concurrency="slots", slots=2, memory="static")),
         "literature": net(execution=Execution(contention="none", sends="edge", memory="static")),
         "static memory": net(memory=[5.0, 4.0, 4.0], execution=Execution(memory="static"), **weights),
         "live memory": net(memory=[12.0, 9.0, 9.0], **weights),

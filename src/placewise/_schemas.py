@@ -263,6 +263,7 @@ class ExecutionData(_Object):
     """An `Execution`, which itself says what each text may be."""
 
     concurrency: str = "parallel"
+    slots: Count = 1
     contention: str = "channel"
     sends: str = "tensor"
     memory: str = "live"

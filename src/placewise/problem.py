@@ -21,7 +21,7 @@ from placewise.graph import Graph, Ints
 OBJECTIVES: Final = ("latency", "throughput", "completion")
 
 _CHOICES: Final = {
-    "concurrency": ("parallel", "sequential"),
+    "concurrency": ("parallel", "sequential", "slots"),
     "contention": ("channel", "none"),
     "sends": ("tensor", "edge"),
     "memory": ("live", "static"),
@@ -44,10 +44,12 @@ class Execution:
     """How the engine executes a plan; the simulator obeys these settings.
 
     The defaults describe a runtime with one queue per device and asynchronous copies. Others describe engines
-    (`concurrency="sequential"`) or match the literature (`contention="none"`, `sends="edge"`, `memory="static"`).
+    (`concurrency="sequential"`) or match the literature (`concurrency="slots"`, `contention="none"`, `sends="edge"`,
+    `memory="static"`).
     """
 
     concurrency: str = "parallel"  # "sequential": one op or transfer at a time over the whole cluster
+    slots: int = 1  # with concurrency "slots": pieces, each run as a whole, that a device's ops may be cut into
     contention: str = "channel"  # "none": transfers never wait for each other
     sends: str = "tensor"  # "edge": one transfer per consumer instead of one per destination device
     memory: str = "live"  # "static": only resident bytes count
@@ -61,6 +63,9 @@ class Execution:
             given = getattr(self, setting)
             if given not in choices:
                 raise InvalidInput(f"execution.{setting}: must be one of {', '.join(choices)}, found {given!r:.60}")
+        if self.concurrency == "slots" and self.memory != "static":
+            raise InvalidInput('execution.memory: must be "static" where concurrency is "slots"')
+        _check_count(self.slots, "execution.slots")
         _check_count(self.prefetch, "execution.prefetch")
         _check_flag(self.overlap, "execution.overlap")
         _check_flag(self.staged, "execution.staged")
@@ -107,8 +112,9 @@ class Problem:
         _check_flag(self.contiguous, "contiguous")
         if self.max_devices is not None:
             _check_count(self.max_devices, "max_devices")
-        if self.execution.concurrency == "sequential" and self.objective == "throughput":
-            raise InvalidInput("a sequential engine has no pipeline: plan it for latency")
+        if self.execution.concurrency != "parallel" and self.objective == "throughput":
+            engine = "a sequential engine" if self.execution.concurrency == "sequential" else "an engine with slots"
+            raise InvalidInput(f"{engine} has no pipeline: plan it for latency")
         stuck = np.flatnonzero(~self.allowed.any(axis=1))
         if len(stuck):
             name = self.graph.op_names[stuck[0]]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -70,7 +71,11 @@ class _Split(Record):
 
 
 def load(data: Any, name: str, *, objective: str | None = None, transfer_scale: float = 1.0) -> Problem:
-    """The problem in a parsed input file. Ops are named "id:name", so that a split file finds them."""
+    """The problem in a parsed input file. Ops are named "id:name", so that a split file finds them.
+
+    The latency of inference is that of the paper, with one slot per accelerator. Training is not defined there: its
+    latency is that of a parallel engine.
+    """
     given = validated(_Input, data)
     check_device_count(given.accelerators + given.cpus)
     check_table_size(len(given.nodes), given.accelerators + given.cpus)
@@ -100,13 +105,16 @@ def load(data: Any, name: str, *, objective: str | None = None, transfer_scale: 
         edge_consumer=[position[edge.target] for edge in given.edges],
     )
     accelerated = [node.fpga_latency * _MILLISECOND if node.supported else math.inf for node in given.nodes]
+    execution = Execution(contention="none", memory="static", overlap=False, staged=True)
+    if objective == "latency" and not any(node.is_backward for node in given.nodes):
+        execution = replace(execution, concurrency="slots")
     on_cpu = [node.cpu_latency * _MILLISECOND for node in given.nodes]
     return Problem(
         graph,
         _cluster(given, bandwidth, name),
         Costs.create(np.array([accelerated] * given.accelerators + [on_cpu] * given.cpus).T),
         objective=objective or "throughput",
-        execution=Execution(contention="none", memory="static", overlap=False, staged=True),
+        execution=execution,
     )
 
 

@@ -21,8 +21,8 @@ _GIVE_UP = 6  # rounds in a row that bring nothing
 
 def strict_only(problem: Problem) -> bool | str:
     """Whether a planner applies that gives each device an order."""
-    if problem.execution.concurrency == "sequential":
-        return "orders devices that work at the same time; a sequential engine does one thing at a time"
+    if problem.execution.concurrency != "parallel":
+        return "orders devices that work at the same time, one op after another; this engine does not"
     return "ignores contiguity and device counts" if problem.contiguous or problem.max_devices else True
 
 

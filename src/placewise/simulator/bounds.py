@@ -129,6 +129,8 @@ def _work(problem: Problem) -> _Work:
     key = unit.astype(np.int64) * len(graph.models) + model
     first, item = np.unique(key, return_index=True, return_inverse=True)[1:]
     seconds = np.where(problem.allowed & ~graph.is_stored[:, None], problem.seconds, 0.0)
+    if problem.execution.concurrency == "slots":
+        seconds[:, [not device.copies for device in problem.cluster.devices]] = 0.0  # pools run all at once
     two_phases = problem.objective == "throughput" and problem.execution.pipeline == "gpipe"
     phases = [graph.phase == 0, graph.phase > 0] if two_phases else [graph.phase >= 0]
     fits = problem.per_unit(graph.resident_bytes)[:, None] * (1.0 - slack) <= problem.capacity
@@ -160,9 +162,14 @@ def _longest_path_through(problem: Problem, work: _Work, model: Ints) -> Floats:
     tensors = np.argsort(position[graph.tensor_producer], kind="stable")
     seconds = np.where(graph.is_stored[:, None], 0.0, problem.seconds)
     seconds = np.where(work.may[work.item], seconds, np.inf)
+    latency, per_byte = cluster.latency, cluster.seconds_per_byte
+    if problem.execution.concurrency == "slots":  # each accelerator pays for its end; parameters are only received
+        copies = np.array([int(device.copies) for device in cluster.devices])
+        latency, per_byte = (copies[:, None] + copies) * latency, (copies[:, None] + copies) * per_byte
+        tensors = tensors[~graph.is_stored[graph.tensor_producer[tensors]]]
     before, after = _path_kernel(
         tensors, seconds, problem.unit, model, graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr,
-        graph.consumers, cluster.latency, cluster.seconds_per_byte,
+        graph.consumers, latency, per_byte,
     )  # fmt: skip
     through: Floats = (before + seconds + after).min(axis=1)
     return through * (1.0 - work.slack)

@@ -1,4 +1,4 @@
-"""The rules that a placement must keep, in one place: allowed devices, groups, intervals, number of devices, memory."""
+"""The rules that a placement must keep, in one place: devices, groups, intervals, number of devices, slots, memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from placewise.quantities import format_bytes
 from placewise.simulator.timeline import Floats
 
 
-def broken_rules(problem: Problem, rows: NDArray[np.int32], peak: Floats | None) -> dict[str, NDArray[np.bool_]]:
-    """Which rows break which rule; memory needs the measured peaks."""
+def broken_rules(
+    problem: Problem, rows: NDArray[np.int32], value: Floats | None, peak: Floats | None
+) -> dict[str, NDArray[np.bool_]]:
+    """Which rows break which rule; memory needs the measured peaks, and slots the measured value."""
     broken: dict[str, Any] = {"device": np.zeros(len(rows), np.bool_)}
     if not problem.allowed.all():
         broken["device"] = ~problem.allowed[np.arange(problem.num_ops), rows].all(axis=1)
@@ -23,6 +25,8 @@ def broken_rules(problem: Problem, rows: NDArray[np.int32], peak: Floats | None)
         broken["contiguous"] = np.array([_has_cycle(_quotient(problem, row)) for row in rows], np.bool_)
     if problem.max_devices is not None:
         broken["devices"] = np.array([len(np.unique(row)) > problem.max_devices for row in rows], np.bool_)
+    if value is not None and problem.execution.concurrency == "slots":
+        broken["slots"] = ~np.isfinite(value)
     if peak is not None:
         broken["memory"] = (peak > problem.capacity).any(axis=1)
     return broken
@@ -63,6 +67,10 @@ def describe(problem: Problem, rule: str, row: NDArray[np.int32], peak: Floats |
         return "the devices do not form intervals of the dataflow: data flows back to a device that it has left"
     if rule == "devices":
         return f"it uses {len(np.unique(row))} devices, at most {problem.max_devices} are allowed"
+    if rule == "slots":
+        from placewise.simulator.slots import why_not_in_slots
+
+        return why_not_in_slots(problem, row)
     assert peak is not None
     d = int(np.argmax(peak[0] - problem.capacity))
     return f"{names[d]} needs {format_bytes(peak[0, d])} of memory and has {format_bytes(problem.capacity[d])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from placewise.errors import InvalidInput
 from placewise.graph import Ints
 from placewise.problem import Problem
-from placewise.simulator.arrays import arrays_for
+from placewise.simulator.arrays import arrays_for, checked_order
 from placewise.simulator.constraints import broken_rules, describe, resident
 from placewise.simulator.engine import Engine
 from placewise.simulator.timeline import Floats, Timeline, Transfers
@@ -23,7 +24,7 @@ from placewise.simulator.timeline import Floats, Timeline, Transfers
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """One row per placement. `value` is what the simulator says whether or not the placement keeps the constraints;
-    it is infinite only where an op cannot run on its device at all.
+    it is infinite only where it cannot run at all: not on these devices, or not in their slots.
     """
 
     value: Floats  # [B] seconds
@@ -47,7 +48,7 @@ def evaluate(
     """Score placements [B, N] (or one [N]) on all cores. `peaks=False` skips memory where it cannot bind."""
     rows = _as_rows(problem, placements)
     value, peak = _measure(problem, rows, order, peaks, threads)
-    broken = broken_rules(problem, rows, peak)
+    broken = broken_rules(problem, rows, value, peak)
     value[broken["device"]] = np.inf
     feasible = ~np.logical_or.reduce(list(broken.values()))
     return Evaluation(value, feasible, peak)
@@ -56,8 +57,8 @@ def evaluate(
 def violations(problem: Problem, placement: ArrayLike, order: Ints | None = None) -> list[str]:
     """What is wrong with a placement, in words; empty if it keeps every constraint."""
     rows = _as_rows(problem, placement)
-    _, peak = _measure(problem, rows, order, True, 1)
-    broken = broken_rules(problem, rows, peak)
+    value, peak = _measure(problem, rows, order, True, 1)
+    broken = broken_rules(problem, rows, value, peak)
     return [describe(problem, rule, rows[0], peak) for rule, rows_broken in broken.items() if rows_broken[0]]
 
 
@@ -66,8 +67,12 @@ def simulate(problem: Problem, placement: ArrayLike, order: Ints | None = None) 
     rows = _as_rows(problem, placement)
     if len(rows) != 1:
         raise InvalidInput("simulate takes one placement; use evaluate for many")
-    if broken_rules(problem, rows, None)["device"][0]:
+    if broken_rules(problem, rows, None, None)["device"][0]:
         raise InvalidInput(describe(problem, "device", rows[0], None))
+    if problem.execution.concurrency == "slots":
+        from placewise.simulator.slots import simulate_slots
+
+        return simulate_slots(problem, rows[0], order, resident(problem, rows)[0])
     engine = Engine(problem, arrays_for(problem, order), strict=order is not None, record=True)
     value, peak = np.empty(1), np.zeros((1, problem.num_devices))
     count = engine.run(rows, value, peak)
@@ -114,13 +119,24 @@ def _measure(
         return time_per_sample(problem, rows)
     static = problem.execution.memory == "static"
     track = not static and (peaks or _memory_may_bind(problem))
-    arrays = arrays_for(problem, order)
     value = np.empty(len(rows))
     peak = np.zeros((len(rows), problem.num_devices)) if track else None
+    run: Callable[[slice], object]
+    if problem.execution.concurrency == "slots":
+        from placewise.simulator.slots import measure_slots
 
-    def run(chunk: slice) -> None:
-        engine = Engine(problem, arrays, strict=order is not None, record=track)
-        engine.run(rows[chunk], value[chunk], None if peak is None else peak[chunk])
+        if order is not None:
+            checked_order(problem, order)  # it must be one, though the value is the same in any
+
+        def run(chunk: slice) -> None:
+            measure_slots(problem, rows[chunk], value[chunk])
+
+    else:
+        arrays = arrays_for(problem, order)
+
+        def run(chunk: slice) -> None:
+            engine = Engine(problem, arrays, strict=order is not None, record=track)
+            engine.run(rows[chunk], value[chunk], None if peak is None else peak[chunk])
 
     workers = min(threads or _cores(), len(rows))
     if workers < 2 or rows.size < 20_000:

@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from placewise.driver import Context
-from placewise.graph import Ints
+from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.problem import Problem
 
@@ -71,22 +71,25 @@ def _device_orders(problem: Problem) -> Iterator[Sequence[int]]:
 
 
 class Blocks:
-    """The program as a row of units, and what each needs."""
+    """The program as a row of units, and what each needs: by default what is surely held, with space left for the rest.
 
-    def __init__(self, problem: Problem) -> None:
+    `need` is in bytes for each unit, `room` for each device.
+    """
+
+    def __init__(self, problem: Problem, need: Floats | None = None, room: Floats | None = None) -> None:
         graph, self._problem = problem.graph, problem
-        need = graph.resident_bytes.copy()
+        surely = graph.resident_bytes.copy()
         if problem.objective == "throughput" and problem.execution.memory == "live":
             # A full pipeline is charged for every tensor of a sample at once.
             live = ~graph.is_stored[graph.tensor_producer]
-            np.add.at(need, graph.tensor_producer[live], graph.tensor_bytes[live])
+            np.add.at(surely, graph.tensor_producer[live], graph.tensor_bytes[live])
         units = problem.unit[graph.topological_order]
         self._given = (
             units[np.sort(np.unique(units, return_index=True)[1])],  # the program
             problem.per_unit(problem.allowed, np.logical_and),
             problem.per_unit(np.where(problem.allowed, problem.seconds, 0.0)),
-            problem.per_unit(need),
-            problem.capacity - headroom(problem),
+            problem.per_unit(surely) if need is None else need,
+            problem.capacity - headroom(problem) if room is None else room,
         )
 
     def fill(self, devices: Sequence[int], load_limit: float) -> tuple[Ints, bool]:

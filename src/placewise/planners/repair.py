@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners.blocks import headroom
 from placewise.problem import Problem
+from placewise.simulator import evaluate
+
+_ROUNDS: Final = 8  # of repair and measurement
 
 
 class Messages(NamedTuple):
@@ -52,15 +56,38 @@ def bytes_needed(problem: Problem) -> Floats:
     return needed
 
 
-def fitted(problem: Problem, device: Ints, room: Floats | None = None) -> Ints:
+def bytes_at_peak(problem: Problem) -> Floats:
+    """[units] bytes that a unit brings to its device when most is held: its own, and its tensors that are alive then.
+
+    That instant is found as if all ops ran one after the other, in the order of the program, on one device.
+    """
+    graph, need = problem.graph, problem.graph.resident_bytes.copy()
+    if problem.objective == "throughput" or problem.execution.memory == "static" or not graph.num_tensors:
+        return bytes_needed(problem)
+    position = np.empty(problem.num_ops, np.int64)
+    position[graph.topological_order] = np.arange(problem.num_ops)
+    since, until = position[graph.tensor_producer], np.full(graph.num_tensors, problem.num_ops)
+    read = np.diff(graph.consumer_ptr) > 0
+    until[read] = np.maximum.reduceat(position[graph.consumers], graph.consumer_ptr[:-1][read]) + 1
+    size = np.where(graph.is_stored[graph.tensor_producer], 0.0, graph.tensor_bytes)
+    change = np.bincount(since, size, problem.num_ops + 1) - np.bincount(until, size, problem.num_ops + 1)
+    peak = int(np.cumsum(change)[:-1].argmax())
+    alive = (since <= peak) & (peak < until)
+    np.add.at(need, graph.tensor_producer[alive], size[alive])
+    needed: Floats = problem.per_unit(need)
+    return needed
+
+
+def fitted(problem: Problem, device: Ints, room: Floats | None = None, need: Floats | None = None) -> Ints:
     """[units] the same with the units moved that cost least, per byte, until no device is too full.
 
     What a move costs is estimated as if nothing ran at the same time: its seconds and its transfers. Half of what is
     too much goes at a time, so that the estimates of the rest are made anew. Where nothing fits any more, the rest
-    stays; the driver then says which device is too small. `room` leaves space for activations by default.
+    stays; the driver then says which device is too small. `room` [D] leaves space for activations by default, and
+    `need` [units] is `bytes_needed`.
     """
     room = problem.capacity - headroom(problem) if room is None else room
-    need, device = bytes_needed(problem), device.astype(np.int32)
+    need, device = bytes_needed(problem) if need is None else need, device.astype(np.int32)
     used = np.bincount(device, need, problem.num_devices)
     if not (used > room).any():
         return device
@@ -85,6 +112,26 @@ def fitted(problem: Problem, device: Ints, room: Floats | None = None) -> Ints:
         if not moved:
             break
         used[full] -= moved
+    return device
+
+
+def settled(problem: Problem, ctx: Context, device: Ints) -> Ints:
+    """[units] the same, repaired for what is alive at a time as well: the first that fits, or the last that was tried.
+
+    What a device holds beyond `bytes_at_peak` is measured, so much room is left there, and it is measured again.
+    """
+    need, beyond = bytes_at_peak(problem), np.full(problem.num_devices, -np.inf)
+    for _ in range(_ROUNDS):
+        row = device[problem.unit]
+        if ctx.should_stop() or np.isfinite(ctx.evaluate(row)):
+            break
+        peak = evaluate(problem, row, threads=1).peak
+        assert peak is not None
+        beyond = np.maximum(beyond, peak[0] - np.bincount(device, need, problem.num_devices))
+        moved = fitted(problem, device, problem.capacity - beyond, need)
+        if np.array_equal(moved, device):
+            break
+        device = moved
     return device
 
 

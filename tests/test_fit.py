@@ -90,7 +90,7 @@ def test_results_stay_to_the_end():
 def test_it_says_what_is_proved():
     """Three times 3 bytes in 5 + 5: enough in sum, so only a search can tell."""
     problem = problem_of(np.ones((3, 2)), resident=3.0, memory=5.0, execution=STATIC)
-    with pytest.raises(NoFeasiblePlan, match="does not fit: no placement leaves room .*proved"):
+    with pytest.raises(NoFeasiblePlan, match=r"does not fit: no placement leaves room .*proved"):
         plan(problem, "fit")
     with pytest.raises(NoFeasiblePlan, match="proved"):  # a member's proof is the portfolio's
         context(problem).delegate("fit")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Row:
 
     label: str
     measure: Callable[[float], Cells]  # given the seconds that each planner has; planner to value
-    published: Cells  # column to number
+    published: dict[str, str]  # column to a number as it is printed
     instead: dict[str, str] = field(default_factory=dict)  # column to planner, where this row's is not the table's
 
 
@@ -54,22 +55,35 @@ class Table:
     rows: list[Row]
     scale: float = 1.0  # from what is measured to what is shown
     decimals: int | None = None  # as many significant digits as it takes
-    best: bool = True  # whether all planners ran
+    best: bool = True  # whether to show the best of all planners
 
 
 # ---- problems --------------------------------------------------------------------------------------------------------
 
 
-def step(model: str, box: str) -> Callable[[float], Cells]:
+def step(model: str, box: str, batch: str = "") -> Callable[[float], Cells]:
     """All planners on a training step of the zoo; the same problem is measured once."""
-    return lambda seconds: everything(f"{model}-train", box, seconds)
+    return lambda seconds: everything(model, box, batch, seconds)
 
 
 @cache
-def everything(model: str, box: str, seconds: float) -> Cells:
-    problem = load_problem(model, box)
-    gpus = replace(problem, forbidden=("cpu",))  # what the papers call MinCut: the partition without the CPU
+def everything(model: str, box: str, batch: str, seconds: float) -> Cells:
+    problem = training(model, box, batch)
+    gpus = replace(problem, forbidden=("cpu",))  # what we take the papers' MinCut for: the partition without the CPU
     return values(problem, seconds) | {"scotch, GPUs": values(gpus, seconds, ["scotch"])["scotch"]}
+
+
+@cache
+def training(model: str, box: str, batch: str) -> Problem:
+    """As bundled, or exported anew with another batch."""
+    name = f"{model}-train"
+    if not batch:
+        return load_problem(name, box)
+    from placewise.importers.training import training_step
+
+    module, inputs = zoo.module(name)
+    graph = training_step(module, tuple(x[: int(batch)] for x in inputs))
+    return Problem(replace(graph, name=name).collapse_parameters().graph, load_cluster(box))
 
 
 def values(problem: Problem, seconds: float, planners: list[str] | None = None) -> Cells:
@@ -167,9 +181,9 @@ def rows(problem: Callable[..., Callable[[float], Cells]], columns: str, table: 
     """From a table as text: a label, what `problem` takes, and a number or word per column; "." where there is none."""
     names = columns.split()
     for line in table.strip().splitlines():
-        label, arguments, *numbers = (part.strip() for part in line.split("|"))
-        cells = [float(x) if re.fullmatch(r"[\d.]*\d", x) else None if x == "." else x for x in numbers[0].split()]
-        yield Row(label, problem(*arguments.split()), dict(zip(names, cells, strict=True)))
+        label, arguments, numbers = (part.strip() for part in line.split("|"))
+        given = zip(names, numbers.split(), strict=True)
+        yield Row(label, problem(*arguments.split()), {column: x for column, x in given if x != "."})
 
 
 def colocrl() -> Table:
@@ -178,8 +192,8 @@ def colocrl() -> Table:
         RNNLM, 4        | rnnlm colocrl-4        |  6.89 1.57 11.52 10.44  4.46 1.57
         NMT, 2          | nmt-2 colocrl-2        | 10.72 OOM  14.19 11.54  4.99 4.04
         NMT, 4          | nmt-2 colocrl-4        | 10.72 OOM  11.23 11.78  4.73 3.92
-        Inception-V3, 2 | inception-v3 colocrl-2 | 26.21 4.60 25.24 22.88 11.22 4.60
-        Inception-V3, 4 | inception-v3 colocrl-4 | 26.21 4.60 23.41 24.52 10.65 3.85
+        Inception, 2    | inception-v3 colocrl-2 | 26.21 4.60 25.24 22.88 11.22 4.60
+        Inception, 4    | inception-v3 colocrl-4 | 26.21 4.60 23.41 24.52 10.65 3.85
     """)  # fmt: skip
     columns = {"CPU": "cpu-only", "GPU": "gpu-only", "expert": "expert", "Scotch": "scotch", "MinCut": "scotch, GPUs"}
     return Table(
@@ -191,7 +205,7 @@ def colocrl() -> Table:
 def hierarchical() -> Table:
     """Its expert leaves the first three models on one GPU: the published times are the same."""
     found = rows(step, "CPU GPU expert Scotch MinCut HP", """
-        Inception-V3, 2 | inception-v3 hierarchical-2 | 0.61  0.15 0.15  0.93  0.82 0.13
+        Inception, 2    | inception-v3 hierarchical-2 | 0.61  0.15 0.15  0.93  0.82 0.13
         ResNet-152, 2   | resnet-152 hierarchical-2   | .     1.18 1.18  6.27  2.92 1.18
         RNNLM, 2        | rnnlm hierarchical-2        | 6.89  1.57 1.57  5.62  5.21 1.57
         NMT-2, 2        | nmt-2 hierarchical-2        | 6.46  OOM  2.13  3.21  5.34 0.84
@@ -209,12 +223,12 @@ def hierarchical() -> Table:
 
 def placeto() -> Table:
     found = rows(step, "CPU GPU expert Scotch Placeto RNN", """
-        Inception-V3, 2 | inception-v3 placeto-2 | 12.54 1.56 1.28 1.54 1.18 1.17
-        Inception-V3, 4 | inception-v3 placeto-4 | 12.54 1.56 1.15 1.74 1.13 1.19
+        Inception, 2    | inception-v3 placeto-2 | 12.54 1.56 1.28 1.54 1.18 1.17
+        Inception, 4    | inception-v3 placeto-4 | 12.54 1.56 1.15 1.74 1.13 1.19
         NMT, 2          | nmt-2 placeto-2        | 33.5  OOM  OOM  OOM  2.32 2.35
         NMT, 4          | nmt-2 placeto-4        | 33.5  OOM  OOM  OOM  2.63 3.15
-        NASNet, 2       | nasnet-a placeto-2     | 37.5  1.28 0.86 1.28 0.86 0.89
-        NASNet, 4       | nasnet-a placeto-4     | 37.5  1.28 0.84 1.22 0.74 0.76
+        NASNet of 8, 2  | nasnet-a placeto-2 8   | 37.5  1.28 0.86 1.28 0.86 0.89
+        NASNet of 8, 4  | nasnet-a placeto-4 8   | 37.5  1.28 0.84 1.22 0.74 0.76
     """)  # fmt: skip
     columns = {"CPU": "cpu-only", "GPU": "gpu-only", "expert": "expert", "Scotch": "scotch", "Placeto": "", "RNN": ""}
     return Table(
@@ -224,8 +238,8 @@ def placeto() -> Table:
 
 def baechi() -> Table:
     found = rows(step, "expert", """
-        Inception-V3, 2 | inception-v3 placeto-2 | .
-        Inception-V3, 4 | inception-v3 placeto-4 | .
+        Inception, 2    | inception-v3 placeto-2 | .
+        Inception, 4    | inception-v3 placeto-4 | .
         GNMT, 4         | gnmt placeto-4         | .
     """)  # fmt: skip
     columns = {"GPU": "gpu-only", "expert": "expert"} | {name: name.lower() for name in ("m-TOPO", "m-ETF", "m-SCT")}
@@ -242,10 +256,10 @@ def hsdag() -> Table:
         BERT-base    | bert-base    | 6.38 2.77 6.57 2.84 6.51 OOM  2.67
     """)  # fmt: skip
     learned = dict.fromkeys(("OV-CPU", "OV-GPU", "Placeto", "RNN", "HSDAG"), "")
-    columns = {"CPU": "cpu-only", "GPU": "gpu-only"} | learned | {"min cut": "min-cut"}
+    columns = {"CPU": "cpu-only", "GPU": "gpu-only", "min cut": "min-cut"} | learned
     return Table(
         "HSDAG: milliseconds per inference, a batch of one", "Duan et al., NeurIPS 2024, table 2", "model", columns,
-        list(found), 1e3,
+        list(found), 1e3, best=False,
     )  # fmt: skip
 
 
@@ -256,7 +270,7 @@ def talos() -> Table:
         ResNet+AlexNet    | resnet-50 alexnet    |  2.6  7.5 30.6
         BERT+GoogLeNet    | bert-base googlenet  | 67.5 67.7 67.7
         BERT+SqueezeNet   | bert-base squeezenet | 27.7 30.0 30.0
-        BERT+ResNet       | bert-base resnet-50  | 66.8 68.3 69.0
+        ResNet+BERT       | resnet-50 bert-base  | 66.8 68.3 69.0
         BERT+AlexNet      | bert-base alexnet    | 17.6 18.6 19.9
     """)  # fmt: skip
     columns = {"G+C, ms": "apart", "ASWM": "in turn", "TSAM": "tsam", "Talos": "talos", "SPT": "spt"}
@@ -292,28 +306,29 @@ def tarnawski() -> Table:
 def sizes() -> Table:
     """Whether a published step can be ours: what its work takes at the GPU's peak rate, and what its memory allows."""
     found = rows(one_gpu, "GPU", """
-        Inception-V3, ColocRL | inception-v3 colocrl-2    | 4.60
+        Inception-V3, ColocRL | inception-v3 colocrl-2      | 4.60
         Inception-V3, HP      | inception-v3 hierarchical-2 | 0.15
-        Inception-V3, Placeto | inception-v3 placeto-2    | 1.56
-        ResNet-152, HP        | resnet-152 hierarchical-2 | 1.18
-        NASNet, Placeto       | nasnet-a placeto-2        | 1.28
-        RNNLM, ColocRL        | rnnlm colocrl-2           | 1.57
-        RNNLM, HP             | rnnlm hierarchical-2      | 1.57
-        NMT, ColocRL          | nmt-2 colocrl-2           | OOM
-        NMT-2, HP             | nmt-2 hierarchical-2      | OOM
-        NMT-4, HP             | nmt-4 hierarchical-4      | OOM
-        NMT-8, HP             | nmt-8 hierarchical-8      | OOM
+        Inception-V3, Placeto | inception-v3 placeto-2      | 1.56
+        ResNet-152, HP        | resnet-152 hierarchical-2   | 1.18
+        NASNet, Placeto       | nasnet-a placeto-2          | 1.28
+        NASNet of 8, Placeto  | nasnet-a placeto-2 8        | 1.28
+        RNNLM, ColocRL        | rnnlm colocrl-2             | 1.57
+        RNNLM, HP             | rnnlm hierarchical-2        | 1.57
+        NMT, ColocRL          | nmt-2 colocrl-2             | OOM
+        NMT-2, HP             | nmt-2 hierarchical-2        | OOM
+        NMT-4, HP             | nmt-4 hierarchical-4        | OOM
+        NMT-8, HP             | nmt-8 hierarchical-8        | OOM
     """)  # fmt: skip
     columns = {name: name for name in ("TFLOP", "at peak", "GPU", "GiB", "of GiB", "fits")}
     return Table(
-        "A training step on one GPU: seconds, memory", "published: as below", "model, paper", columns, list(found),
+        "A training step on one GPU: seconds, memory", "published times: as below", "model, paper", columns, list(found),
         best=False,
     )  # fmt: skip
 
 
-def one_gpu(model: str, box: str) -> Callable[[float], Cells]:
+def one_gpu(model: str, box: str, batch: str = "") -> Callable[[float], Cells]:
     def measure(seconds: float) -> Cells:
-        problem = load_problem(f"{model}-train", box)
+        problem = training(model, box, batch)
         alone = simulate(problem, all_on(problem, 0))
         room, kept, peak = problem.capacity[0], problem.graph.resident_bytes.sum(), alone.peak[0]
         work = float(problem.graph.flops.sum())
@@ -364,7 +379,7 @@ def verdict(table: Table, rows: list[tuple[Row, Cells]]) -> list[str]:
         both = {
             column: (size(ours[column]), size(row.published[column]))
             for column in table.columns
-            if ours[column] is not None and row.published.get(column) is not None
+            if ours[column] is not None and column in row.published
         }
         for (a, x), (b, y) in combinations(both.values(), 2):
             if max(x, y) > min(x, y) * 1.01:  # else published as equal
@@ -400,9 +415,8 @@ def lines_of(name: str, results: list[dict[str, Any]]) -> tuple[Table, list[list
     for (row, ours), result in zip(known, results, strict=True):
         line = [(row.label, "")]
         for column, planner in table.columns.items():
-            theirs = row.published.get(column)
             mine = text(ours[column], table.decimals) if planner else ""
-            line.append((mine, "" if theirs is None else f"[{text(theirs, table.decimals)}]"))
+            line.append((mine, f"[{row.published[column]}]" if column in row.published else ""))
         if table.best:
             best = scaled(result["found"]["best"], table.scale)
             line.append((text(best, table.decimals), result["found"]["by"] or ""))
@@ -421,7 +435,9 @@ def as_text(name: str, results: list[dict[str, Any]]) -> str:
         "  ".join([first.ljust(widths[0]), *(x.rjust(w) for x, w in zip(rest, widths[1:], strict=True))]).rstrip()
         for first, *rest in [header, ["-" * width for width in widths], *printed]
     ]
-    return "\n".join([f"{table.title} ({table.source})", "", *body, "", *said]).rstrip()
+    return "\n".join(
+        [fill(f"{table.title} ({table.source})", 80), "", *body, "", *(fill(x, 80) for x in said)]
+    ).rstrip()
 
 
 def as_markdown(name: str, results: list[dict[str, Any]]) -> str:
@@ -460,7 +476,7 @@ def main() -> None:
     elif options.markdown:
         write(DOCS, done["papers"])
     else:
-        print(f"{done['title']}\n{done['machine']}, {done['seconds']:g} s for each planner\n")
+        print(fill(done["title"], 80), f"{done['machine']}, {done['seconds']:g} s for each planner\n", sep="\n")
         print("\n\n".join(as_text(name, results) for name, results in done["papers"].items()))
 
 

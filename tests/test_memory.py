@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from oracles import all_placements
+from oracles import all_placements, brute_force
 from placewise import planners
 from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan
+from placewise.problem import Execution
 from placewise.simulator import evaluate, violations
 from problems import random_placement, random_problem
 
@@ -76,3 +78,24 @@ def test_every_planner_fits_or_says_that_it_does_not(planner):
 def test_a_plan_is_found_wherever_there_is_one(planner):
     for seed, problem in enumerate(PROBLEMS):
         assert asked(problem, planner) is not None or not fitting_placements(problem), seed
+
+
+def test_cuts_that_had_to_be_repaired_are_improved():
+    """Three devices of a sequential engine, memory limited: more optima with moves after repair than without."""
+    problems = [
+        random_problem(
+            np.random.default_rng(seed), max_ops=7, max_devices=3, objective="latency", constrained=True,
+            execution=Execution(concurrency="sequential"),
+        )
+        for seed in range(200)
+    ]  # fmt: skip
+    optima = dict.fromkeys((0, 10), 0)
+    for problem in problems:
+        best, _ = brute_force(problem)
+        if planners.get("min-cut").why_not(problem) or problem.num_devices < 3 or not math.isfinite(best):
+            continue
+        if np.isfinite(problem.capacity).any():
+            for patience in optima:
+                found = plan(problem, "min-cut", budget=Budget(evaluations=5000), options={"patience": patience})
+                optima[patience] += found.value <= best * (1 + 1e-9)
+    assert optima[10] > optima[0] > 10

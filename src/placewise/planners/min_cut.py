@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
-from placewise.planners.repair import fitted, messages
+from placewise.planners.local_search import BATCH, Current, UnitMoves
+from placewise.planners.repair import messages, settled
 from placewise.planners.single import all_on
 from placewise.problem import Problem
 
@@ -33,14 +34,15 @@ def _applies(problem: Problem) -> bool | str:
 
 
 @planner("min-cut", objectives={"latency"}, supports=_applies)
-def min_cut(problem: Problem, ctx: Context, *, rounds: int = 50) -> None:
+def min_cut(problem: Problem, ctx: Context, *, rounds: int = 50, patience: int = 10) -> None:
     """The least sum of op and transfer times by s-t minimum cuts; optimal for two devices of a sequential engine.
 
     Two devices: one cut (Stone 1977, doi:10.1109/TSE.1977.233840), and where memory binds, a price per byte that
     bisection finds. More: alpha-expansion (Boykov, Veksler, Zabih 2001, doi:10.1109/34.969114) until no device can
     attract any set of units; then `rounds` of a Lagrangian relaxation that proves a bound and prices memory. Plans that
-    overfill a device are repaired by moving the units that cost least per byte. Where ops run in parallel, the sum is
-    no bound and the method a heuristic.
+    overfill a device are repaired by moving the units that cost least per byte; the best of them is then improved by
+    moves and swaps until `patience` per unit have failed in a row. Where ops run in parallel, the sum is no bound and
+    the method a heuristic.
 
     Beyond the papers: a tensor with several readers is paid for once per device. For three devices or more an expansion
     then minimises an upper bound that is tight at the current placement (exact for tensors with one reader and links
@@ -54,6 +56,16 @@ def min_cut(problem: Problem, ctx: Context, *, rounds: int = 50) -> None:
     for device in range(problem.num_devices):
         if ctx.best is None and not ctx.should_stop():  # cuts do not see activations, which can be too much for each
             total.judge(ctx, all_on(problem, device)[problem.first_of_unit])
+    if ctx.best is not None and total.repaired:
+        _polish(problem, ctx, patience)
+
+
+def _polish(problem: Problem, ctx: Context, patience: int) -> None:
+    """What repair moved, it moved one by one and by estimates: the moves of local search set that right."""
+    assert ctx.best is not None
+    current, moves, failed = Current(problem, ctx, ctx.best[0]), UnitMoves(problem, ctx.rng), 0
+    while failed < patience * problem.num_units and not ctx.should_stop():
+        failed = 0 if current.improve(moves) else failed + BATCH
 
 
 def _two_devices(total: _Sum, ctx: Context, rounds: int, proves: bool) -> None:
@@ -116,7 +128,7 @@ class _Sum:
     """The latency of a sequential engine as a sum over units and messages, with a price for bytes."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.units = problem, problem.num_units
+        self.problem, self.units, self.repaired = problem, problem.num_units, False
         self.seconds: Floats = problem.per_unit(problem.seconds)
         self.resident: Floats = problem.per_unit(problem.graph.resident_bytes)
         self.sent = messages(problem)
@@ -139,13 +151,9 @@ class _Sum:
 
     def judge(self, ctx: Context, device: Ints) -> Flags:
         """Evaluate a placement, repaired where it must be; returns which devices were too full."""
-        full, unit = self.too_full(device), self.problem.unit
-        if not full.any() and np.isfinite(ctx.evaluate(device[unit])):
-            return full
-        for room in (None, self.problem.capacity):  # with space for activations, and filled to the brim
-            if not ctx.should_stop():
-                ctx.evaluate(fitted(self.problem, device, room)[unit])
-        return full
+        found = settled(self.problem, ctx, device)
+        self.repaired = self.repaired or not np.array_equal(found, device)
+        return self.too_full(device)
 
     def descend(self, device: Ints, price: Floats, ctx: Context) -> tuple[Ints, float]:
         """Expand each device in turn until none gains."""

@@ -1,0 +1,155 @@
+"""Throughput without intervals: any item on any device, by mixed-integer programming with a search and a bound."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from placewise.driver import Context
+from placewise.graph import Ints
+from placewise.planners import planner
+from placewise.planners.cover import Cover
+from placewise.planners.linear import TOLERANCE, Programme, Solver, tariff
+from placewise.planners.loads import Annealer, Loads, fused, loads
+from placewise.problem import Problem
+
+_CLOSE: Final = 3 * TOLERANCE  # relative gap that the tolerances of the solvers leave
+_FIRST: Final = 0.02  # share of the budget in which a solver may show that the problem is easy
+_SLICE: Final = 0.1  # share of the budget of a slice
+_SWEEPS: Final = 2000  # steps of an annealing, for each item
+_MOST: Final = 4_000_000  # of them in all
+_STEPS: Final = 200_000  # of an annealing, between looks at the clock
+_LARGEST: Final = 30_000  # items times devices that a programme may have
+_NODES: Final = 2_000  # of a solve, where there is no clock
+
+
+def _compile(problem: Problem) -> None:
+    given = loads(problem)
+    Annealer(given).walk(np.zeros(given.items, np.int32), 1.0, 1.0, 1.0, 1, 0)
+
+
+def _applies(problem: Problem) -> bool | str:
+    return "does not make intervals: `ideals` and `pipeline-dp` do" if problem.contiguous else True
+
+
+@planner("milp", objectives={"throughput"}, supports=_applies, compile=_compile)
+def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
+    """The least load of the busiest device by mixed-integer programming (Tarnawski et al. 2020, arXiv:2006.16423).
+
+    Devices may get any units, not only intervals. Unlike there: one binary per unit and device; devices that are alike
+    are told apart by their heaviest unit; units that no better plan can separate are fused; plans come from annealing,
+    and the solver only has to find better ones or prove that there are none; the bound comes from covers (see
+    cover.py), which is where most proofs come from. A proof allows for the tolerances of the solvers, so a plan that is
+    called optimal to within 0.0003 % is as good as they can tell.
+    """
+    if not problem.num_units or problem.num_devices == 1:
+        ctx.evaluate(np.zeros(problem.num_ops, np.int32))
+        return
+    _warm_start(ctx)
+    if ctx.should_stop():
+        return
+    state = _State(problem, ctx, solver)
+    state.solve(_FIRST, heuristics=True)
+    while not state.done():
+        state.anneal()
+        if not state.done() and not state.cover(_SLICE):
+            state.solve(2 * _SLICE)
+
+
+def _warm_start(ctx: Context) -> None:
+    ctx.delegate("pipeline-dp", share=0.1)
+    if ctx.best is None:
+        ctx.delegate("local-search", share=0.2)
+
+
+class _State:
+    """The problem as it is fused for the best value so far, and the methods that work on it."""
+
+    def __init__(self, problem: Problem, ctx: Context, solver: Solver) -> None:
+        self._problem, self._ctx, self._solver = problem, ctx, solver
+        self._budget = ctx.seconds_left
+        self._cover: Cover | None = None
+        self._finished = False
+        self._given = loads(problem)
+        self._fuse()
+
+    def done(self) -> bool:
+        """Whether the best is proved, as far as solvers can tell, or the budget is spent."""
+        close = self._ctx.best_value <= self._ctx.lower_bound * (1 + _CLOSE)
+        return self._finished or close or self._ctx.should_stop()
+
+    def _fuse(self) -> None:
+        """Take the best value into account."""
+        given = fused(self._given, self._ctx.best_value)
+        if given is self._given and self._cover is not None:
+            return
+        kept = self._cover if given.items == self._given.items else None
+        self._given, self._costs = given, tariff(given)
+        self._annealer = Annealer(given)
+        self._cover = Cover(given, self._costs, self._solver, self._ctx.rng, kept)
+
+    def _try(self, device: Ints) -> None:
+        """Evaluate what is found, and go on from it if it is better."""
+        before = self._ctx.best_value
+        if self._ctx.evaluate(self._given.placement(device)) < before:
+            self._fuse()
+
+    def anneal(self) -> None:
+        """One annealing from the best plan, towards a target between it and the bound."""
+        ctx, rng, given = self._ctx, self._ctx.rng, self._given
+        if ctx.best is None:
+            return
+        device, value = given.devices(ctx.best[0]), ctx.best_value
+        target = value - rng.uniform(0.05, 0.7) * (value - ctx.lower_bound)
+        hot, fall = value * 10 ** rng.uniform(-2.5, -1.0), 10 ** rng.uniform(-3.0, -1.5)
+        steps = min(_SWEEPS * given.items, _MOST, ctx.evaluations_left // 2)
+        walks = -(-steps // _STEPS)
+        found: list[Ints] = []
+        for i in range(walks):
+            if ctx.should_stop():
+                break
+            part = steps // walks
+            heat = hot * fall ** (i / walks)
+            best, least = self._annealer.walk(
+                device, target, heat, heat * fall ** (1 / walks), part, int(rng.integers(2**31))
+            )
+            ctx.spend(part)
+            if least < value * (1 - 1e-9):
+                found, value = [best], least
+        for best in found:
+            self._try(best)
+
+    def cover(self, share: float) -> bool:
+        """Raise the bound by covers for a share of the budget; False if it is as high as it gets."""
+        ctx, cover = self._ctx, self._cover
+        if cover is None or ctx.best is None or cover.exhausted:
+            return False
+        cover.learn(self._given.devices(ctx.best[0]))
+        cover.prove(ctx, ctx.best_value * (1 - TOLERANCE), min(share * self._budget, ctx.seconds_left))
+        return True
+
+    def solve(self, share: float, *, heuristics: bool = False) -> None:
+        """Let the solver work on the whole problem for a share of the budget."""
+        ctx, given = self._ctx, self._given
+        if given.items * len(given.usable) > _LARGEST:
+            return
+        best = ctx.best_value if ctx.best is not None else _ceiling(given)
+        ctx.spend(1)
+        programme = Programme(given, self._costs, self._solver, best * (1 - TOLERANCE), ctx.lower_bound)
+        answer = programme.solve(
+            min(share * self._budget, ctx.seconds_left), _NODES, heuristics=heuristics or ctx.best is None
+        )
+        if answer.done and answer.device is None and ctx.best is None:
+            self._finished = True  # there is no plan
+            return
+        ctx.bound(answer.bound)
+        if answer.device is not None:
+            self._try(answer.device)
+        self._finished = answer.done
+
+
+def _ceiling(given: Loads) -> float:
+    """More than any plan takes."""
+    readers = np.diff(given.starts) + 1
+    return 1e-6 + 2.0 * float(given.seconds.max(axis=2).sum() + (given.times.max(axis=(1, 2)) * readers).sum())

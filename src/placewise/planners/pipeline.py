@@ -47,7 +47,7 @@ def program(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         circle = connected_components(coo_array((np.ones(len(p)), (p, q)), (units, units)), connection="strong")[1]
         earliest = np.full(units, problem.num_ops)
         np.minimum.at(earliest, circle, first)
-        place = _dataflow_order(circle[p], circle[q], earliest)[circle].astype(np.float64)
+        place = dataflow_order(circle[p], circle[q], earliest)[circle].astype(np.float64)
     back = np.flatnonzero(~ahead)
     _fold(problem, place, back[np.argsort(first[back], kind="stable")])
     row = np.lexsort((first, place))
@@ -80,7 +80,7 @@ def _fold(problem: Problem, place: Floats, units: NDArray[np.int64]) -> None:
                 place[unit] = place[other[mine[half]]] + _BEHIND
 
 
-def _dataflow_order(p: NDArray[np.int64], q: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
+def dataflow_order(p: NDArray[np.int64], q: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
     """[nodes] positions such that every edge p -> q goes up, by rank where there is a choice."""
     n = len(rank)
     edges = np.unique(p[p != q] * n + q[p != q])
@@ -234,7 +234,7 @@ def _device_orders(problem: Problem) -> tuple[_Orders, bool]:
     usable = [d for d in fastest_first(problem) if problem.allowed[:, d].any()]
     most = min(len(usable), problem.max_devices or len(usable))
     twin = [
-        next((a for a in usable[i - 1 :: -1] if _alike(problem, a, d)), -1) if i else -1 for i, d in enumerate(usable)
+        next((a for a in usable[i - 1 :: -1] if alike(problem, a, d)), -1) if i else -1 for i, d in enumerate(usable)
     ]
     orders = _orders(usable, twin, most)
     if orders:
@@ -244,7 +244,7 @@ def _device_orders(problem: Problem) -> tuple[_Orders, bool]:
     return orders, False
 
 
-def _alike(problem: Problem, a: int, b: int) -> bool:
+def alike(problem: Problem, a: int, b: int) -> bool:
     """Whether two devices can change places and nothing changes."""
     cluster = problem.cluster
     swapped = np.arange(problem.num_devices)

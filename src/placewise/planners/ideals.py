@@ -1,0 +1,709 @@
+"""Exact contiguous pipelines by dynamic programming over ideals, decided limit by limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from placewise.driver import Context
+from placewise.graph import Floats, Ints
+from placewise.planners import planner
+from placewise.planners.repair import messages
+from placewise.planners.stages import Stages, Whole, free_nodes, stages_of, without_detours, without_free, without_impossible
+from placewise.problem import Problem
+from placewise.simulator.throughput import throughput_loads
+
+_BITS: Final = 46  # times and bytes are whole numbers below two to this power, so that sums are exact
+_NEVER: Final = 1 << (_BITS + 1)  # above every limit; a few thousand of them still can be added up
+_NO_LIMIT: Final = 1 << 62
+_ROUNDING: Final = 1e-12  # relative; in the sums of the simulator
+_CLOSE: Final = 5e-10  # relative; what is nearer is the same
+_ROUGHLY: Final = 0.25  # relative; how close a bound is worth while before free nodes are added
+_NEARLY: Final = 1e-3  # relative; from here on, the next limit is just below the best rather than halfway
+_MOST_SETS: Final = 4096  # sets of devices, up to kind
+_MOST_BYTES: Final = 1 << 28  # of ideals
+_STEPS: Final = 1_000_000  # between two looks at the clock
+
+Stage = tuple[NDArray[np.bool_], int]  # the nodes, the kind of device
+
+
+class TooManyIdeals(Exception):
+    """There is no memory for more."""
+
+
+def why_not(problem: Problem) -> bool | str:
+    """Whether ideals apply."""
+    if not problem.contiguous:
+        return "plans contiguous pipelines only (contiguous = true)"
+    sets = math.prod(len(devices) + 1 for devices in stages_of(problem).kinds.devices) if problem.num_ops else 1
+    return sets <= _MOST_SETS or f"tells {_MOST_SETS} sets of devices apart at most, and there are {sets}"
+
+
+def _compile(problem: Problem) -> None:
+    Search(stages_of(problem), 1.0, None).reach([math.inf])
+
+
+@planner("ideals", objectives={"throughput"}, supports=why_not, compile=_compile)
+def ideals(problem: Problem, ctx: Context) -> Ints | None:
+    """The best contiguous pipeline, with proof, by dynamic programming over ideals (Tarnawski 2020, arXiv:2006.16423).
+
+    TODO
+    """
+    if not problem.num_units:
+        return np.zeros(0, np.int32)
+    ctx.delegate("ideals-linear", share=0.5)
+    every = stages_of(problem)
+    free = free_nodes(every)
+    free = out = free if len(free) < every.num_nodes else free[:0]
+    while not ctx.should_stop():
+        stages = _eased(every, out, ctx.best_value)
+        found = settle(problem, ctx, stages, proves=True, within=_ROUGHLY if len(out) else _CLOSE)
+        if not len(out) or ctx.should_stop():
+            return None
+        if found is None:  # too many ideals: let it be the bound without free nodes
+            settle(problem, ctx, _eased(every, free, ctx.best_value), proves=True)
+            return None
+        out = np.delete(out, _most_doubtful(problem, every, out, found))
+    return None
+
+
+def _eased(stages: Stages, free: Whole, limit: float) -> Stages:
+    """Without some free nodes, and with those fused that are together in every plan below a limit."""
+    stages = without_free(stages, free)
+    return without_detours(without_impossible(stages, limit)) if math.isfinite(limit) else stages
+
+
+def _most_doubtful(problem: Problem, stages: Stages, free: Whole, placement: Ints) -> int:
+    """Which of the nodes that were left out is likely to cost the busiest device most beyond what is counted.
+
+    That is one message where the device has some of its neighbours and lacks some, and its work where it has all.
+    """
+    device = np.zeros(stages.num_nodes, np.int32)
+    device[stages.node] = placement[problem.first_of_unit]
+    compute, transfer, _, _ = throughput_loads(problem, placement[None])
+    there = device == int((compute + transfer)[0].sum(axis=0).argmax())
+    ends = [stages.sender[stages.message], stages.reader]
+    cost = np.maximum(stages.send, stages.receive).max(axis=1, initial=0.0)[stages.message]
+    crosses = np.where(there[ends[0]] != there[ends[1]], cost, 0.0)
+    every, paid, counted = np.zeros((3, stages.num_nodes))
+    for end in ends:
+        np.add.at(every, end, cost)
+        np.add.at(paid, end, crosses)
+        np.maximum.at(counted, end, crosses)
+    work = np.where(np.isfinite(stages.compute), stages.compute, np.inf).min(axis=1).sum(axis=1)
+    doubt = paid - counted + np.where(there & ((paid > 0) | (every < work)), work, 0.0)
+    return int((doubt + 1e-6 * (every + work))[free].argmax())
+
+
+def settle(
+    problem: Problem, ctx: Context, stages: Stages, order: Whole | None = None, *, proves: bool, within: float = _CLOSE
+) -> Ints | None:
+    """Find the best pipeline, among those that cut an order of the nodes where one is given; returns the last found.
+
+    `reached` is the least value that a pipeline was found to have at these costs, which may be less than what the
+    simulator says (see stages.py). The search ends when no pipeline is below it, or when it is that close to the bound.
+    """
+    low, reached, unknown, halfway, last = ctx.lower_bound, math.inf, math.inf, False, None
+    search = Search(stages, ctx.best_value, order, problem.max_devices, ctx)
+    limit = ctx.best_value * (1 - _CLOSE)
+    while not ctx.should_stop():
+        try:
+            found = search.decide(limit)
+        except TooManyIdeals:
+            unknown = limit
+        else:
+            if found is None:
+                low = limit
+                if proves:
+                    ctx.bound(limit * (1 - _ROUNDING))
+            else:
+                reached = min(reached, found[0])
+                last = _evaluate(problem, ctx, stages, found[1])
+        top = min(reached, ctx.best_value) * (1 - _CLOSE)
+        if low >= top * (1 - within):
+            break
+        halfway = not halfway and top - low > _NEARLY * top
+        limit = (low + top) / 2 if halfway else top
+        if limit >= unknown:
+            if unknown - low < _NEARLY * unknown:
+                break
+            limit = (low + unknown) / 2
+    return last
+
+
+def _evaluate(problem: Problem, ctx: Context, stages: Stages, chain: Sequence[Stage]) -> Ints:
+    """The placement of a chain of stages. Devices of a kind are alike, so they are used in turn.
+
+    Units that were left out go where they exchange most, then one by one where they do best.
+    """
+    device, left = np.zeros(stages.num_nodes, np.int32), [list(devices) for devices in stages.kinds.devices]
+    for nodes, kind in chain:
+        device[nodes] = left[kind].pop(0)
+    home = np.where(stages.node < 0, -1, device[stages.node]).astype(np.int32)
+    out = np.flatnonzero(home < 0)
+    if len(out):
+        _settle_down(problem, home, out)
+    value = ctx.evaluate(home[problem.unit])
+    seconds = problem.per_unit(problem.seconds)
+    moves = [(unit, d) for unit in out.tolist() for d in np.flatnonzero(np.isfinite(seconds[unit])).tolist()]
+    while moves and not ctx.should_stop():
+        rows = np.tile(home, (len(moves), 1))
+        rows[np.arange(len(moves)), [unit for unit, _ in moves]] = [d for _, d in moves]
+        values = ctx.evaluate_batch(rows[:, problem.unit])
+        if not (len(values) and values.min() < value):
+            break
+        home, value = rows[values.argmin()], float(values.min())
+    return home[problem.unit]
+
+
+def _settle_down(problem: Problem, home: Ints, units: NDArray[np.intp]) -> None:
+    """Give each of the units the device of those that it exchanges most bytes with."""
+    allowed, seconds, sent = problem.allowed[problem.first_of_unit], problem.per_unit(problem.seconds), messages(problem)
+    size, sender = sent.bytes[sent.message] + 1e-9, sent.sender[sent.message]
+    for unit in units.tolist() * 2:
+        near = np.zeros(problem.num_devices)
+        for end, other in ((sender, sent.reader), (sent.reader, sender)):
+            mine = (end == unit) & (home[other] >= 0)
+            np.add.at(near, home[other[mine]], size[mine])
+        home[unit] = np.lexsort((seconds[unit], -near, ~allowed[unit]))[0]
+
+
+class Search:
+    """Ideals that can be reached within limits."""
+
+    def __init__(
+        self, stages: Stages, scale: float, order: Whole | None, most_devices: int | None = None,
+        ctx: Context | None = None,
+    ) -> None:  # fmt: skip
+        self._stages, self._ctx = stages, ctx
+        n, kinds, phases = stages.num_nodes, len(stages.kinds.devices), stages.compute.shape[2]
+        self._phases = phases
+        if not math.isfinite(scale):
+            scale = float(np.where(np.isfinite(stages.compute), stages.compute, 0.0).max(axis=1).sum())
+            scale += float(stages.send.sum() + stages.receive.sum())
+        self._second = _quantum(scale)
+        byte = _quantum(float(stages.need.sum() + stages.copy.sum() + stages.scratch.max(initial=0.0)))
+
+        tail, head = (stages.tail, stages.head) if order is None else (order[:-1], order[1:])
+        after_ptr, after = _lists(tail, head, n)
+        sent_ptr, sent = _lists(stages.sender, np.arange(stages.num_messages), n)
+        read_ptr, read = _lists(stages.reader, stages.message, n)
+        reader_ptr = np.searchsorted(stages.message, np.arange(stages.num_messages + 1))
+        self._flow = (np.bincount(head, minlength=n), after_ptr, after)
+        self._graph = (sent_ptr, sent, read_ptr, read, stages.sender, reader_ptr, stages.phase)
+        nothing = np.zeros((stages.num_messages, 1))
+        self._send = np.hstack([_floor(stages.send, self._second), _floor(nothing, byte)])
+        self._receive = np.hstack([_floor(stages.receive, self._second), _floor(stages.copy[:, None], byte)])
+        compute, need = _floor(stages.compute, self._second), _floor(stages.need[:, None], byte)
+        self._columns = phases * self._send.shape[1]
+        self._room = _floor(stages.kinds.room, byte)
+        self._scratch = _floor(stages.scratch, byte)
+
+        count = np.array([len(devices) for devices in stages.kinds.devices])
+        self._step = np.concatenate([[1], np.cumprod(count + 1)[:-1]]).astype(np.int64)
+        sets = int((count + 1).prod())
+        in_use = np.arange(sets)[:, None] // self._step % (count + 1)  # [sets, K]
+        most = most_devices or int(count.sum())
+        self._sets, self._words = sets, -(-sets // 64)
+        free = count - in_use
+        free[in_use.sum(axis=1) >= most] = 0
+        self._may_add = np.array([_packed(free[:, k] > 0, self._words) for k in range(kinds)]).reshape(-1)
+        # What is left to do must fit into the time, and the memory, of the devices that are left.
+        weights, self._supply = [], []
+        for p in range(phases):
+            price = _prices(compute[:, :, p])
+            weights.append(np.floor((compute[:, :, p] * price).min(axis=1)).astype(np.int64))
+            self._supply.append((p, (free * price).sum(axis=1)))
+        if (self._room < _NO_LIMIT).all():
+            weights.append(need[:, 0])
+            self._supply.append((-1, (free * self._room).sum(axis=1)))
+        self._own = np.ascontiguousarray(np.hstack([compute.reshape(n, kinds * phases), need, *(w[:, None] for w in weights)]))
+        self._zobrist = np.random.default_rng(0).integers(1, 2**63, n, np.uint64)
+
+    def decide(self, limit: float) -> tuple[float, list[Stage]] | None:
+        """(value, stages) of a pipeline within the limit; None if there is none, which is a proof.
+
+        Where forward and backward have a busiest device each, their sum counts. Then any share that forward may have is
+        tried: all between two shares at once, by giving forward the larger and backward what the smaller leaves.
+        """
+        if self._phases == 1 or math.isinf(limit):
+            return self.reach([limit] * self._phases)
+        intervals = [(0.0, limit)]
+        while intervals:
+            a, b = intervals.pop()
+            found = self.reach([b, limit - a])
+            if found is None:
+                continue
+            if found[0] <= limit or b - a <= _CLOSE / 4 * limit:
+                return found
+            intervals += [(a, (a + b) / 2), ((a + b) / 2, b)]
+        return None
+
+    def reach(self, limits: Sequence[float]) -> tuple[float, list[Stage]] | None:
+        """(value, stages) of a pipeline whose loads keep a limit in each phase, or None."""
+        stages, n = self._stages, self._stages.num_nodes
+        cap = np.array([_NO_LIMIT if math.isinf(x) else min(math.floor(x / self._second), _NEVER - 1) for x in limits])
+        left = np.empty((len(self._supply), self._sets), np.int64)
+        for j, (p, supply) in enumerate(self._supply):
+            total = supply if p < 0 else cap[p] * supply
+            left[j] = np.minimum(np.ceil(total * (1 + 1e-12)) + 1, _NO_LIMIT)
+        table = _Table(n, self._words)
+        given = (
+            *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, stages.kinds.tariff, self._room,
+            self._step, self._may_add, cap, left, stages.overlap, self._zobrist,
+        )  # fmt: skip
+        while True:
+            verdict = _grow(*given, *table.arrays, *table.work(self), _STEPS)
+            if verdict == _DONE:
+                return None
+            if verdict == _REACHED:
+                break
+            if verdict == _FULL:
+                table.double()
+            elif self._ctx and self._ctx.should_stop():
+                raise TooManyIdeals
+        return self._chain(table, cap)
+
+    def _chain(self, table: _Table, cap: Whole) -> tuple[float, list[Stage]]:
+        """Back from the whole to nothing, each time by the stage with the least load."""
+        stages, words = self._stages, self._words
+        at, chain = table.whole, []
+        in_use = int(_unpacked(table.used[at * words : (at + 1) * words]).argmax())
+        loads = np.zeros(self._phases, np.int64)
+        n, m = stages.num_nodes, stages.num_messages
+        work = [np.zeros(size, np.int64) for size in (n, max(n, m), m)]
+        work += [np.zeros(size, np.int64) for size in (self._columns, self._columns, self._own.shape[1], self._phases)]
+        while table.size(at):
+            best, kind = _last_stage(
+                *self._graph, self._send, self._receive, self._own, self._scratch, stages.kinds.tariff, self._room,
+                self._step, self._may_add, cap, stages.overlap, table.member, table.used, table.count, at, in_use, *work,
+            )  # fmt: skip
+            loads = np.maximum(loads, work[-1])
+            chain.append((table.nodes(at) & ~table.nodes(best), int(kind)))
+            at, in_use = best, in_use - int(self._step[kind])
+        return float(loads.sum()) * self._second, chain[::-1]
+
+
+def _quantum(total: float) -> float:
+    """The power of two that is one when the total is below two to the power of _BITS."""
+    return 2.0 ** (math.frexp(total)[1] - _BITS) if total > 0 else 1.0
+
+
+def _floor(values: Floats, quantum: float) -> Whole:
+    """Rounded down, so that no stage costs more than it does."""
+    endless = ~np.isfinite(values)
+    return np.where(endless, _NEVER if values.ndim > 1 else _NO_LIMIT, np.floor(np.where(endless, 0.0, values) / quantum)).astype(np.int64)
+
+
+def _prices(compute: Whole) -> Floats:
+    """[K] what a second is worth: such that all the work costs the same everywhere. Any prices give a valid bound."""
+    able = compute < _NEVER
+    total = np.where(able, compute, compute.min(axis=1, keepdims=True)).sum(axis=0).astype(np.float64)
+    return np.minimum(1.0, max(total.min(initial=np.inf), 1.0) / np.maximum(total, 1.0))
+
+
+def _lists(owner: Whole, item: Whole, count: int) -> tuple[Whole, Whole]:
+    """(start [count + 1], items by owner)."""
+    by_owner = np.argsort(owner, kind="stable")
+    return np.searchsorted(owner[by_owner], np.arange(count + 1)), item[by_owner].astype(np.int64)
+
+
+def _packed(flags: NDArray[np.bool_], words: int) -> NDArray[np.uint64]:
+    bits = np.zeros(words * 64, np.bool_)
+    bits[: len(flags)] = flags
+    return np.packbits(bits, bitorder="little").view(np.uint64)
+
+
+def _unpacked(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little").astype(np.bool_)
+
+
+class _Table:
+    """The ideals so far, found by hash; those of one size are a list."""
+
+    def __init__(self, n: int, words: int) -> None:
+        self._row = -(-n // 64)
+        self._words, self._n = words, n
+        self.slot, self.key = np.full(4096, -1, np.int32), np.zeros(1024, np.uint64)
+        self.member, self.used = np.zeros(1024 * self._row, np.uint64), np.zeros(1024 * words, np.uint64)
+        self.following, self.first = np.full(1024, -1, np.int32), np.full(n + 1, -1, np.int32)
+        self.state = np.zeros(_STATE, np.int64)
+        self.state[[_COUNT, _LEVEL, _IDEAL]] = 1, -1, -1
+        self.used[0], self.first[0], self.slot[0] = 1, 0, 0  # nothing done, no device used
+        self._work: tuple[NDArray[np.int64], ...] | None = None
+        self.hash = np.zeros(1, np.uint64)
+        self.now = np.zeros(self._row, np.uint64)
+        self.moved = np.zeros(0, np.uint64)
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.uint64] | NDArray[np.int32] | Whole, ...]:
+        return (
+            self.slot, self.key, self.member, self.used, self.following, self.first, self.state, self.hash, self.now
+        )
+
+    @property
+    def count(self) -> int:
+        return int(self.state[_COUNT])
+
+    @property
+    def whole(self) -> int:
+        return int(self.first[self._n])
+
+    def work(self, search: Search) -> tuple[NDArray[np.int64] | NDArray[np.uint64], ...]:
+        """Where the kernel keeps what it is in the middle of."""
+        if self._work is None:
+            n, m, columns = self._n, len(search._send), search._send.shape[1] * search._phases
+            kinds = len(search._step)
+            self._work = tuple(np.zeros(size, np.int64) for size in (n, n, n, m, m, n + 1, n + 1, n + 1, n + 1, n + 1))
+            self._work += tuple(np.zeros(size, np.int64) for size in (columns, columns, search._own.shape[1]))
+            self._work += (np.zeros(len(search._supply), np.int64), np.zeros(kinds, np.int64))
+            self.moved = np.zeros((kinds + 1) * self._words, np.uint64)
+        return (*self._work, self.moved)
+
+    def double(self) -> None:
+        if 2 * (self.key.nbytes + self.member.nbytes + self.used.nbytes + self.slot.nbytes) > _MOST_BYTES:
+            raise TooManyIdeals
+        for name in ("key", "member", "used", "following"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+        self.slot = np.full(2 * len(self.slot), -1, np.int32)
+        _fill_slots(self.slot, self.key, self.count)
+
+    def nodes(self, ideal: int) -> NDArray[np.bool_]:
+        return _unpacked(self.member[ideal * self._row : (ideal + 1) * self._row])[: self._n]
+
+    def size(self, ideal: int) -> int:
+        return int(self.nodes(ideal).sum())
+
+
+# ---- the kernels -----------------------------------------------------------------------------------------------------
+
+_DONE, _REACHED, _FULL, _PAUSED = range(4)
+_COUNT, _SIZE, _IDEAL, _LEVEL, _PENDING, _STATE = range(6)
+
+
+@njit(cache=True, nogil=True)
+def _fill_slots(slot, key, count):  # type: ignore[no-untyped-def]
+    mask = np.uint64(len(slot) - 1)
+    for i in range(count):
+        at = key[i] & mask
+        while slot[at] >= 0:
+            at = (at + np.uint64(1)) & mask
+        slot[at] = i
+
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _enter(  # type: ignore[no-untyped-def]
+    v, sign, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside, fate, inner, gone,
+    full, sure, done,
+):  # fmt: skip
+    """Node v joins the stage (sign 1), or leaves it again (-1)."""
+    columns = send.shape[1]
+    if sign < 0:
+        inside[v] = 0
+    for c in range(own.shape[1]):
+        done[c] += sign * own[v, c]
+    for x in range(sent_ptr[v], sent_ptr[v + 1]):
+        m = sent[x]
+        base = phase[m] * columns
+        if inner[m] < reader_ptr[m + 1] - reader_ptr[m]:
+            for c in range(columns):
+                full[base + c] += sign * send[m, c]
+        if inner[m] > 0:
+            for c in range(columns):
+                full[base + c] -= sign * receive[m, c]
+        if gone[m] > 0:
+            for c in range(columns):
+                sure[base + c] += sign * send[m, c]
+    for x in range(read_ptr[v], read_ptr[v + 1]):
+        m = read[x]
+        base = phase[m] * columns
+        if sign < 0:
+            inner[m] -= 1
+        if inside[sender[m]]:
+            if inner[m] + 1 == reader_ptr[m + 1] - reader_ptr[m]:
+                for c in range(columns):
+                    full[base + c] -= sign * send[m, c]
+        elif inner[m] == 0:
+            for c in range(columns):
+                full[base + c] += sign * receive[m, c]
+            if fate[sender[m]]:
+                for c in range(columns):
+                    sure[base + c] += sign * receive[m, c]
+        if sign > 0:
+            inner[m] += 1
+    if sign > 0:
+        inside[v] = 1
+
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _rule_out(  # type: ignore[no-untyped-def]
+    v, sign, sent_ptr, sent, read_ptr, read, sender, phase, send, receive, inside, fate, inner, gone, sure
+):  # fmt: skip
+    """Node v is never to join the stage (sign 1), or may again (-1): what it exchanges with the stage is then sure."""
+    columns = send.shape[1]
+    fate[v] = 1 if sign > 0 else 0
+    for x in range(read_ptr[v], read_ptr[v + 1]):
+        m = read[x]
+        if sign < 0:
+            gone[m] -= 1
+        if gone[m] == 0 and inside[sender[m]]:
+            for c in range(columns):
+                sure[phase[m] * columns + c] += sign * send[m, c]
+        if sign > 0:
+            gone[m] += 1
+    for x in range(sent_ptr[v], sent_ptr[v + 1]):
+        m = sent[x]
+        if inner[m] > 0:
+            for c in range(columns):
+                sure[phase[m] * columns + c] += sign * receive[m, c]
+
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _fits(kind, moved, done, scratch, tariff, room, cap, overlap):  # type: ignore[no-untyped-def]
+    """Whether a stage with these sums keeps the limits on a kind of device."""
+    phases, kinds = len(cap), len(tariff)
+    columns = len(moved) // phases
+    held = done[kinds * phases] + scratch
+    for p in range(phases):
+        work, copies = done[kind * phases + p], moved[p * columns + tariff[kind]]
+        if (max(work, copies) if overlap else work + copies) > cap[p]:
+            return False
+        held += moved[p * columns + columns - 1]
+    return held <= room[kind]
+
+
+@njit(cache=True, nogil=True)
+def _grow(  # type: ignore[no-untyped-def]
+    inputs, after_ptr, after, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own,
+    scratch, tariff, room, step, may_add, cap, left, overlap, zobrist,
+    slot, key, member, used, following, first, state, hash_now, now,
+    waiting, inside, fate, inner, gone, queue, begin, at, end, most_scratch, full, sure, done, remaining, usable,
+    moved, steps,
+):  # fmt: skip
+    """Goes on with the search: from each ideal, smallest first, to all that one more stage can reach.
+
+    A stage grows node by node: each level of the search takes a node from the queue of those whose inputs are there,
+    and those that it passed over never join in the levels above. So every set is met once.
+    """
+    n, kinds, row, words = len(inputs), len(tariff), len(now), len(may_add) // len(tariff)
+    own_columns, potentials = own.shape[1], len(remaining)
+    one, mask = np.uint64(1), np.uint64(len(slot) - 1)
+    level = state[_LEVEL]
+    for _ in range(steps):
+        if level < 0:
+            # ---- the next ideal
+            ideal = following[state[_IDEAL]] if state[_IDEAL] >= 0 else first[0]
+            while ideal < 0:
+                state[_SIZE] += 1
+                if state[_SIZE] >= n:
+                    state[_LEVEL] = -1
+                    return _DONE
+                ideal = first[state[_SIZE]]
+            state[_IDEAL] = ideal
+            for k in range(kinds):
+                usable[k] = 0
+                words_off, bits_off = step[k] // 64, np.uint64(step[k] % 64)
+                for w in range(words):
+                    bits = np.uint64(0)
+                    if w - words_off >= 0:
+                        x = w - words_off
+                        bits = (used[ideal * words + x] & may_add[k * words + x]) << bits_off
+                        if bits_off > 0 and x > 0:
+                            bits |= (used[ideal * words + x - 1] & may_add[k * words + x - 1]) >> (
+                                np.uint64(64) - bits_off
+                            )
+                    moved[k * words + w] = bits
+                    if bits != 0:
+                        usable[k] = 1
+            for w in range(row):
+                now[w] = member[ideal * row + w]
+            hash_now[0] = key[ideal]
+            for j in range(potentials):
+                remaining[j] = 0
+            for m in range(len(sender)):
+                inner[m] = gone[m] = 0
+            for v in range(n):
+                inside[v] = 0
+                waiting[v] = inputs[v]
+            for c in range(own_columns):
+                done[c] = 0
+            for c in range(len(full)):
+                full[c] = sure[c] = 0
+            for v in range(n):
+                fate[v] = np.int64(now[v >> 6] >> np.uint64(v & 63) & one)
+                if fate[v]:
+                    for x in range(after_ptr[v], after_ptr[v + 1]):
+                        waiting[after[x]] -= 1
+                    for x in range(read_ptr[v], read_ptr[v + 1]):
+                        gone[read[x]] += 1
+                else:
+                    for j in range(potentials):
+                        remaining[j] += own[v, own_columns - potentials + j]
+            end[0] = 0
+            for v in range(n):
+                if not fate[v] and waiting[v] == 0:
+                    queue[end[0]] = v
+                    end[0] += 1
+            level = begin[0] = at[0] = most_scratch[0] = 0
+            state[_PENDING] = 0
+        elif state[_PENDING]:
+            # ---- a new stage: which kinds of devices can have it, and where that leads
+            target, hit = -1, False
+            for k in range(kinds):
+                if usable[k] and _fits(k, full, done, most_scratch[level], tariff, room, cap, overlap):
+                    if not hit:
+                        hit = True
+                        for w in range(words):
+                            moved[kinds * words + w] = 0
+                    for w in range(words):
+                        moved[kinds * words + w] |= moved[k * words + w]
+            if hit:
+                spot = hash_now[0] & mask
+                while slot[spot] >= 0:
+                    target = slot[spot]
+                    same = key[target] == hash_now[0]
+                    for w in range(row):
+                        same = same and member[target * row + w] == now[w]
+                    if same:
+                        break
+                    target = -1
+                    spot = (spot + one) & mask
+                fresh = False
+                for w in range(words):
+                    bits = moved[kinds * words + w]
+                    if target >= 0:
+                        bits &= ~used[target * words + w]
+                    keep = np.uint64(0)
+                    if bits != 0:
+                        for b in range(64):
+                            if bits >> np.uint64(b) & one:
+                                fits = True
+                                for j in range(potentials):
+                                    rest = remaining[j] - done[own_columns - potentials + j]
+                                    fits = fits and rest <= left[j, w * 64 + b]
+                                if fits:
+                                    keep |= one << np.uint64(b)
+                    moved[kinds * words + w] = keep
+                    fresh = fresh or keep != 0
+                if fresh:
+                    if target < 0:
+                        target = state[_COUNT]
+                        if target == len(key):
+                            state[_LEVEL] = level
+                            return _FULL
+                        state[_COUNT] += 1
+                        slot[spot] = target
+                        key[target] = hash_now[0]
+                        size = 0
+                        for w in range(row):
+                            member[target * row + w] = now[w]
+                        for v in range(n):
+                            size += np.int64(now[v >> 6] >> np.uint64(v & 63) & one)
+                        for w in range(words):
+                            used[target * words + w] = 0
+                        following[target] = first[size]
+                        first[size] = target
+                    for w in range(words):
+                        used[target * words + w] |= moved[kinds * words + w]
+                    if first[n] == target:
+                        return _REACHED
+            state[_PENDING] = 0
+        else:
+            # ---- the next node joins; or, where none is left, the last one leaves and is ruled out for those before
+            joins = at[level] < end[level]
+            if not joins:
+                for x in range(begin[level], end[level]):
+                    _rule_out(
+                        queue[x], -1, sent_ptr, sent, read_ptr, read, sender, phase, send, receive, inside, fate, inner,
+                        gone, sure,
+                    )  # fmt: skip
+                level -= 1
+                if level < 0:
+                    continue
+            v, sign = queue[at[level]], 1 if joins else -1
+            _enter(
+                v, sign, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside, fate,
+                inner, gone, full, sure, done,
+            )  # fmt: skip
+            now[v >> 6] ^= one << np.uint64(v & 63)
+            hash_now[0] ^= zobrist[v]
+            last = end[level]
+            for x in range(after_ptr[v], after_ptr[v + 1]):
+                waiting[after[x]] -= sign
+                if waiting[after[x]] == 0:
+                    queue[last] = after[x]
+                    last += 1
+            if joins:
+                top, fits = max(most_scratch[level], scratch[v]), False
+                for k in range(kinds):
+                    fits = fits or (usable[k] and _fits(k, sure, done, top, tariff, room, cap, overlap))
+                begin[level + 1] = at[level + 1] = at[level] + 1 if fits else last
+                end[level + 1], most_scratch[level + 1] = last, top
+                level += 1
+                state[_PENDING] = fits
+            else:
+                _rule_out(
+                    v, 1, sent_ptr, sent, read_ptr, read, sender, phase, send, receive, inside, fate, inner, gone, sure
+                )
+                at[level] += 1
+    state[_LEVEL] = level
+    return _PAUSED
+
+
+@njit(cache=True, nogil=True)
+def _last_stage(  # type: ignore[no-untyped-def]
+    sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, scratch, tariff, room, step, may_add,
+    cap, overlap, member, used, count, target, in_use, inside, never, inner, full, sure, done, load,
+):  # fmt: skip
+    """(the ideal before, the kind of device) of a stage with the least load that leads to an ideal; `load` is set."""
+    n, kinds, phases, one, words = len(inside), len(tariff), len(cap), np.uint64(1), len(may_add) // len(tariff)
+    columns, row = len(full) // phases, (n + 63) // 64
+    best, best_kind, least = -1, -1, np.int64(0)
+    for ideal in range(count):
+        below = ideal != target
+        for w in range(row):
+            below = below and member[ideal * row + w] & ~member[target * row + w] == 0
+        if not below:
+            continue
+        top, summed = np.int64(0), False
+        for k in range(kinds):
+            u = in_use - step[k]
+            if u < 0:
+                continue
+            w, bit = u >> 6, np.uint64(u & 63)
+            if (used[ideal * words + w] & may_add[k * words + w]) >> bit & one == 0:
+                continue
+            if not summed:
+                summed = True
+                for m in range(len(inner)):
+                    inner[m] = 0
+                for c in range(len(full)):
+                    full[c] = 0
+                for c in range(len(done)):
+                    done[c] = 0
+                for v in range(n):
+                    inside[v] = 0
+                for v in range(n):
+                    if (member[target * row + (v >> 6)] ^ member[ideal * row + (v >> 6)]) >> np.uint64(v & 63) & one:
+                        top = max(top, scratch[v])
+                        _enter(
+                            v, 1, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside,
+                            never, inner, never, full, sure, done,
+                        )  # fmt: skip
+            if _fits(k, full, done, top, tariff, room, cap, overlap):
+                total = np.int64(0)
+                for p in range(phases):
+                    work, copies = done[k * phases + p], full[p * columns + tariff[k]]
+                    total += max(work, copies) if overlap else work + copies
+                if best < 0 or total < least:
+                    best, best_kind, least = ideal, k, total
+                    for p in range(phases):
+                        work, copies = done[k * phases + p], full[p * columns + tariff[k]]
+                        load[p] = max(work, copies) if overlap else work + copies
+    return best, best_kind

@@ -1,0 +1,39 @@
+"""Contiguous pipelines along a row of the program's nodes: ideals of a path, of which there are few."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placewise.driver import Context
+from placewise.graph import Ints
+from placewise.planners import planner
+from placewise.planners.ideals import Search, settle, why_not
+from placewise.planners.pipeline import dataflow_order
+from placewise.planners.stages import Stages, Whole, stages_of
+from placewise.problem import Problem
+
+
+def _compile(problem: Problem) -> None:
+    Search(stages_of(problem), 1.0, np.arange(1)).reach([np.inf])
+
+
+@planner("ideals-linear", objectives={"throughput"}, supports=why_not, compile=_compile)
+def ideals_linear(problem: Problem, ctx: Context, *, orders: int = 8) -> Ints | None:
+    """The best cuts of a few topological orders (DPL in Tarnawski 2020, arXiv:2006.16423).
+
+    TODO
+    """
+    if not problem.num_units:
+        return np.zeros(0, np.int32)
+    stages = stages_of(problem)
+    for i in range(orders):
+        if ctx.should_stop() and i > 0:
+            break
+        settle(problem, ctx, stages, _order(stages, ctx, mixed=i > 0), proves=False)
+    return None
+
+
+def _order(stages: Stages, ctx: Context, *, mixed: bool) -> Whole:
+    """The nodes as the program has them, or in a random order that keeps the flow of data."""
+    rank = ctx.rng.permutation(stages.num_nodes) if mixed else np.arange(stages.num_nodes)
+    return np.argsort(dataflow_order(stages.tail, stages.head, rank))

@@ -23,12 +23,13 @@ from placewise.problem import Problem
 from placewise.simulator import evaluate
 
 _LARGE: Final = 40_000  # ops and edges, times devices, beyond which nothing is modelled
-_EFFORT: Final = 0.5  # of the solver: about some seconds, but the same on every machine
+_EFFORT: Final = 0.1  # of the solver: about some seconds, but the same on every machine
 _LISTED: Final = 200_000  # ops in solutions of the model to simulate
 _SHUFFLES: Final = 20  # orders of the devices
 _REFILLS: Final = 4  # of blocks
 _PATIENCE: Final = 10  # moves per unit that may fail in a row before a descent ends
 _FAILURES: Final = 4000  # moves at most that may
+_KICK, _KICKS = 4, 20  # pieces to move at random between two descents, and how often to do so in vain
 _PROMISING: Final = 64  # placements, those that overflow least, to try again in other orders
 _INSTANT: Final = 1e-12  # of all times together: what takes less may be lost in rounding, and hold nothing
 
@@ -58,7 +59,7 @@ def fit(problem: Problem, ctx: Context, *, orders: int = 200) -> tuple[Ints, Int
     search.descend(None)
     if (problem.num_ops + problem.graph.num_edges) * problem.num_devices <= _LARGE and not search.done:
         search.judge_solutions()
-        search.descend(None)
+        search.descend(None, kicks=_KICKS)
     if problem.objective != "throughput" and problem.execution.memory == "live":  # else no order changes what is held
         search.try_orders(orders)
     return search.found
@@ -103,7 +104,7 @@ class _Search:
         self._ctx.spend(len(rows))
         peak = evaluate(problem, rows, order).peak
         assert peak is not None
-        self.peak = peak[0]
+        self.peak, self.full = peak[0], peak > problem.capacity
         over: Floats = np.maximum(peak - problem.capacity, 0.0).sum(axis=1)
         if self._roomy is not None:
             over[~evaluate(self._roomy, rows, peaks=False).feasible] = np.inf
@@ -129,21 +130,35 @@ class _Search:
         if not _list_solutions(self._problem, int(self._ctx.rng.integers(2**31)), visit):
             raise NoFeasiblePlan(_PROVED)
 
-    def descend(self, order: Ints | None) -> None:
-        """Moves after which less overflows, or as much, from where the least does."""
-        if self.done or not self._problem.num_units:
+    def descend(self, order: Ints | None, kicks: int = 0) -> None:
+        """Moves after which less overflows, or as much, from where the least does; again from random places near it."""
+        if self.done or not (self._problem.allowed.sum(axis=1) > 1).any():
             return
-        moves, rows = UnitMoves(self._problem, self._ctx.rng), self._best()
+        moves, rows = _Aimed(self._problem, self._ctx.rng), self._best()
         over = self.judge(rows, order)
-        current, least, failed = rows[over.argmin()], float(over.min()), 0
-        while failed < min(_PATIENCE * self._problem.num_units, _FAILURES) and not self.done:
+        home, least = rows[over.argmin()], float(over.min())
+        home, least = self._walk(moves, home, least, order)
+        fruitless = 0
+        while fruitless < kicks and not self.done:
+            start = moves.kicked(home, _KICK)
+            found, much = self._walk(moves, start, float(self.judge(start[None], order)[0]), order)
+            fruitless = 0 if much < least else fruitless + 1
+            home, least = (found, much) if much <= least else (home, least)
+
+    def _walk(self, moves: _Aimed, current: Ints, least: float, order: Ints | None) -> tuple[Ints, float]:
+        failed, patience = 0, min(_PATIENCE * self._problem.num_units, _FAILURES)
+        full = np.ones(self._problem.num_devices, np.bool_)
+        while failed < patience and not self.done:
+            moves.aim(current, full | (failed // BATCH % 2 == 1))
             failed += BATCH
             candidates, _ = moves.batch(current, BATCH)
             if len(candidates):
                 over = self.judge(candidates, order)
                 best = int(over.argmin())
                 failed = 0 if over[best] < least else failed
-                current, least = (candidates[best], float(over[best])) if over[best] <= least else (current, least)
+                if over[best] <= least:
+                    current, least, full = candidates[best], float(over[best]), self.full[best]
+        return current, least
 
     def try_orders(self, count: int) -> None:
         """An order that saves memory, with moves; then some with chance in them, from nearly that one to nearly any."""
@@ -159,6 +174,15 @@ class _Search:
     def _best(self) -> Rows:
         """[B, N] the placements that overflow least."""
         return np.array([np.frombuffer(key, np.int32) for key in self._promising])
+
+
+class _Aimed(UnitMoves):
+    """Moves of what is on some of the devices."""
+
+    def aim(self, placement: Ints, at: NDArray[np.bool_]) -> None:
+        """Choose among units on these devices from now on."""
+        units = np.flatnonzero((self._allowed.sum(axis=1) > 1) & at[placement[self._first]])
+        self._movable = units if len(units) else np.flatnonzero(self._allowed.sum(axis=1) > 1)
 
 
 # ---- what every plan that fits must keep -----------------------------------------------------------------------------

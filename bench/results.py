@@ -282,24 +282,24 @@ def talos() -> Table:
 
 def tarnawski() -> Table:
     found = rows(pipeline, "expert DP DPL local", """
-        BERT-24 layers       | LayerGraphs/bert24_inference       | 20.084  17.790  17.790 17.778
-        BERT-24 layers, t.   | LayerGraphs/bert24_training        | 49.405  41.746  41.746 39.943
-        GNMT layers          | LayerGraphs/gnmt_inference         | 46.209  32.911  33.033 31.783
-        GNMT layers, t.      | LayerGraphs/gnmt_training          | 137.154 107.004 107.004 90.948
-        Inception-V3 layers  | LayerGraphs/inceptionv3_inference  | 102.482 51.552  51.552 54.040
-        ResNet-50 layers     | LayerGraphs/resnet50_inference     | 43.918  33.775  33.775 35.889
-        ResNet-50 layers, t. | LayerGraphs/resnet50_training      | 112.108 78.632  78.650 81.605
-        BERT-3               | OperatorGraphs/bert_l-3_inference  | .       27.919  27.919 27.574
-        BERT-3, t.           | OperatorGraphs/bert_l-3_training   | .       65.303  65.303 .
-        BERT-12              | OperatorGraphs/bert_l-12_inference | .       147.478 147.478 .
-        BERT-12, t.          | OperatorGraphs/bert_L-12_training  | .       437.998 437.998 .
-        ResNet-50            | OperatorGraphs/resnet50_inference  | .       124.349 124.349 .
-        ResNet-50, t.        | OperatorGraphs/resnet50_training   | .       255.194 255.194 .
+        BERT-24 layers     | LayerGraphs/bert24_inference       | 20.08  17.79  17.79  17.78
+        BERT-24 layers, t. | LayerGraphs/bert24_training        | 49.41  41.75  41.75  39.94
+        GNMT layers        | LayerGraphs/gnmt_inference         | 46.21  32.91  33.03  31.78
+        GNMT layers, t.    | LayerGraphs/gnmt_training          | 137.15 107.00 107.00 90.95
+        Inception layers   | LayerGraphs/inceptionv3_inference  | 102.48 51.55  51.55  54.04
+        ResNet layers      | LayerGraphs/resnet50_inference     | 43.92  33.77  33.77  35.89
+        ResNet layers, t.  | LayerGraphs/resnet50_training      | 112.11 78.63  78.65  81.61
+        BERT-3             | OperatorGraphs/bert_l-3_inference  | .      27.92  27.92  27.57
+        BERT-3, t.         | OperatorGraphs/bert_l-3_training   | .      65.30  65.30  .
+        BERT-12            | OperatorGraphs/bert_l-12_inference | .      147.48 147.48 .
+        BERT-12, t.        | OperatorGraphs/bert_L-12_training  | .      438.00 438.00 .
+        ResNet-50          | OperatorGraphs/resnet50_inference  | .      124.35 124.35 .
+        ResNet-50, t.      | OperatorGraphs/resnet50_training   | .      255.19 255.19 .
     """)  # fmt: skip
     columns = {"expert": "expert", "DP": "pipeline-dp", "DPL": "", "local": "local-search", "Scotch": "scotch"}
     return Table(
         "Tarnawski et al.: milliseconds per sample in a pipeline (t.: training)",
-        "NeurIPS 2020; what the released program prints", "input", columns, list(found), 1e3,
+        "NeurIPS 2020; what the released program prints", "input", columns, list(found), 1e3, decimals=2,
     )  # fmt: skip
 
 
@@ -321,8 +321,8 @@ def sizes() -> Table:
     """)  # fmt: skip
     columns = {name: name for name in ("TFLOP", "at peak", "GPU", "GiB", "of GiB", "fits")}
     return Table(
-        "A training step on one GPU: seconds, memory", "published times: as below", "model, paper", columns, list(found),
-        best=False,
+        "A training step on one GPU: seconds, memory", "published times: as below", "model, paper", columns,
+        list(found), best=False,
     )  # fmt: skip
 
 

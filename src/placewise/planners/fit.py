@@ -29,7 +29,7 @@ _SHUFFLES: Final = 20  # orders of the devices
 _REFILLS: Final = 4  # of blocks
 _PATIENCE: Final = 10  # moves per unit that may fail in a row before a descent ends
 _FAILURES: Final = 4000  # moves at most that may
-_KICK, _KICKS = 4, 20  # pieces to move at random between two descents, and how often to do so in vain
+_KICK, _KICKS = 4, 20  # random moves between two descents, and how often to make them in vain
 _PROMISING: Final = 64  # placements, those that overflow least, to try again in other orders
 _INSTANT: Final = 1e-12  # of all times together: what takes less may be lost in rounding, and hold nothing
 
@@ -140,7 +140,10 @@ class _Search:
         home, least = self._walk(moves, home, least, order)
         fruitless = 0
         while fruitless < kicks and not self.done:
-            start = moves.kicked(home, _KICK)
+            start = home
+            for _ in range(_KICK):
+                candidates, _ = moves.batch(start, 1)
+                start = candidates[0] if len(candidates) else start
             found, much = self._walk(moves, start, float(self.judge(start[None], order)[0]), order)
             fruitless = 0 if much < least else fruitless + 1
             home, least = (found, much) if much <= least else (home, least)
@@ -182,7 +185,7 @@ class _Aimed(UnitMoves):
     def aim(self, placement: Ints, at: NDArray[np.bool_]) -> None:
         """Choose among units on these devices from now on."""
         units = np.flatnonzero((self._allowed.sum(axis=1) > 1) & at[placement[self._first]])
-        self._movable = units if len(units) else np.flatnonzero(self._allowed.sum(axis=1) > 1)
+        self._movable = self._focus = units if len(units) else np.flatnonzero(self._allowed.sum(axis=1) > 1)
 
 
 # ---- what every plan that fits must keep -----------------------------------------------------------------------------

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import reference
-from oracles import brute_force
+from oracles import all_placements, brute_force
 from placewise import Budget, plan
 from placewise.cluster import Cluster, Device, Link
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import dnn_partitioning
+from placewise.planners import slot_milp
 from placewise.problem import Execution
 from placewise.report.explain import critical_chain
 from placewise.simulator import evaluate, simulate, violations
@@ -32,10 +33,10 @@ def accelerators_and_pool(count, *, memory=np.inf, bandwidth=1.0):
     return Cluster(tuple(devices), tuple(Link(a, b, bandwidth) for a in names for b in names if a != b))
 
 
-def random_slots(seed, *, max_ops=9, **options):
+def random_slots(seed, *, max_ops=9, most_slots=3, **options):
     rng = np.random.default_rng(seed)
     objective = "completion" if seed % 4 == 0 else "latency"
-    execution = replace(SLOTS, slots=1 + (seed // 4) % 3)
+    execution = replace(SLOTS, slots=1 + (seed // 4) % most_slots)
     stored = 0.2 if seed % 3 == 0 else 0.0
     problem = random_problem(rng, max_ops=max_ops, objective=objective, execution=execution, stored=stored, **options)
     return problem, rng
@@ -107,7 +108,7 @@ def test_settings_that_make_no_sense():
 
 def test_the_kernel_equals_its_twin():
     seen = {"": 0, "too many": 0, "circle": 0}
-    for seed in range(400):
+    for seed in range(240):
         problem, rng = random_slots(seed, integers=seed % 2 == 0)
         rows = np.array([random_placement(rng, problem) for _ in range(6)], np.int32).reshape(6, problem.num_ops)
         expected = [reference.run_in_slots(problem, row) for row in rows]
@@ -126,16 +127,141 @@ def test_the_kernel_equals_its_twin():
                 ):
                     assert timeline.finish[u] <= timeline.start[v] * (1 + 1e-12), t
                 assert sum(step.seconds for step in critical_chain(timeline)) == pytest.approx(value)
-    assert min(seen.values()) > 20, seen
+    assert min(seen.values()) > 10, seen
 
 
 def test_no_placement_beats_the_bound():
     met = 0
-    for seed in range(150):
+    for seed in range(100):
         problem, _ = random_slots(seed, max_ops=6, max_devices=3, constrained=True)
         if problem.num_ops:
             best, _ = brute_force(problem)
             bound = lower_bound(problem).value
             assert bound <= best * (1 + 1e-12)
             met += bool(bound == pytest.approx(best))
-    assert met > 50  # and it is no empty claim
+    assert met > 30  # and it is no empty claim
+
+
+# ---- planners --------------------------------------------------------------------------------------------------------
+
+
+def small_problems(count, **options):
+    """Those with a feasible placement that such planners take, and the least value."""
+    found = 0
+    for seed in range(1000):
+        problem, _ = random_slots(seed, max_ops=6, max_devices=3, constrained=True, **options)
+        if problem.num_ops and not problem.contiguous and problem.max_devices is None:
+            best, _ = brute_force(problem)
+            if np.isfinite(best):
+                yield seed, problem, best
+                found += 1
+                if found == count:
+                    return
+
+
+@pytest.mark.parametrize("solver", ["highs", "cpsat"])
+def test_the_integer_programme_is_right(solver):
+    """With one slot it finds and proves the best; with several, what it proves is true."""
+    for seed, problem, best in small_problems(40):
+        found = plan(problem, "slot-milp", budget=Budget(evaluations=100), options={"solver": solver})
+        assert found.lower_bound <= best * (1 + 1e-9), seed
+        if problem.execution.slots == 1:
+            assert found.value == pytest.approx(best), seed
+            assert found.lower_bound == pytest.approx(best, rel=1e-4), seed
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_integer_programme_finds_the_best_from_the_worst(whole):
+    """The solvers find what the search would have given them."""
+    better = 0
+    for seed, problem, best in small_problems(30, most_slots=1):
+        rows = all_placements(problem)
+        score = evaluate(problem, rows).score
+        worst = int(np.where(np.isfinite(score), score, -1.0).argmax())
+        programme = slot_milp._Programme(problem, rows[worst], score[worst], 0.0, whole=whole)
+        solve = slot_milp._by_cpsat if whole else slot_milp._by_highs
+        proved, answer = solve(programme.rows, programme.value, 60.0)
+        assert proved * programme.unit == pytest.approx(best, rel=1e-4), seed
+        placement = programme.placement(answer)
+        if placement is None:
+            assert score[worst] == best
+        else:
+            better += bool(score[worst] > best)
+            assert evaluate(problem, placement).score[0] == pytest.approx(best), seed
+    assert better > 15
+
+
+def test_the_search_finds_nearly_every_optimum_of_tiny_problems():
+    values = [
+        (plan(problem, "slot-search", budget=Budget(evaluations=1000)).value, best)
+        for _, problem, best in small_problems(40, integers=False)
+    ]
+    assert all(value >= best * (1 - 1e-12) for value, best in values)
+    assert sum(value <= best * (1 + 1e-9) for value, best in values) >= 37
+
+
+def test_a_row_is_cut_in_the_best_way():
+    """A chain: two ops per piece fit, and the cheap tensors are those after the first and the third op."""
+    cluster = accelerators_and_pool(3, memory=2.0)
+    problem = problem_of(
+        [[1, 1, 1, 9]] * 5, [(i, i + 1) for i in range(4)], sizes=[1.0, 5.0, 1.0, 5.0, 5.0], resident=np.ones(5),
+        cluster=cluster, execution=SLOTS,
+    )  # fmt: skip
+    found = plan(problem, "slot-search", budget=Budget(evaluations=2))
+    assert found.value == (1 + 1) + (1 + 2 + 1) + (1 + 2)
+    assert brute_force(problem)[0] == found.value
+
+
+def test_other_engines_are_refused():
+    for planner in ("slot-search", "slot-milp"):
+        with pytest.raises(Unsupported, match="this engine has no slots"):
+            plan(problem_of([[1.0, 2.0]]), planner)
+
+
+# ---- published inputs ------------------------------------------------------------------------------------------------
+
+
+def published(path):
+    root = os.environ.get("PLACEWISE_DATA")
+    if not root:
+        pytest.skip("PLACEWISE_DATA is not set")
+    file = Path(root) / "dnn-partitioning" / path
+    if not file.exists():
+        pytest.skip(f"PLACEWISE_DATA has no {path}")
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "milliseconds"),
+    [
+        ("LayerGraphs/bert24", 924.06), ("LayerGraphs/gnmt", 1824.35), ("LayerGraphs/inceptionv3", 1952.77),
+        ("OperatorGraphs/bert_l-3", 1099.93), ("OperatorGraphs/bert_l-12", 14016.84),
+        ("OperatorGraphs/resnet50", 6666.67),
+    ],
+)  # fmt: skip
+def test_the_latency_of_cpus_alone(name, milliseconds):
+    problem = dnn_partitioning.load(published(f"latency-inputs/{name}_inference.json"), name, objective="latency")
+    on_cpu = np.full(problem.num_ops, problem.num_devices - 1)
+    assert evaluate(problem, on_cpu).value[0] == pytest.approx(milliseconds * 1e-3, abs=0.01e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "milliseconds", "wrong"),
+    [("bert24", 111.937, ""), ("gnmt", 293.403, "fpga5 needs 720 MiB"), ("inceptionv3", 865.519, "fpga0 needs 6.38")],
+)
+def test_the_latency_of_human_experts(name, milliseconds, wrong):
+    """Reproduced to the digit. Two of them exceed the memory, and that for BERT-24 takes six accelerators of five."""
+    data = published(f"latency-inputs/LayerGraphs/{name}_inference.json")
+    if name == "bert24":
+        assert data["maxFPGAs"] == 5
+        data["maxFPGAs"] = 6
+    problem = dnn_partitioning.load(data, name, objective="latency")
+    placement = dnn_partitioning.load_split(published(f"human-experts/{name}_inference_expert.json"), problem)
+    assert evaluate(problem, placement).value[0] == pytest.approx(milliseconds * 1e-3, abs=0.0006e-3)
+    assert [text[: len(wrong)] for text in violations(problem, placement)] == ([wrong] if wrong else [])
+
+
+def test_the_latency_of_training_is_that_of_a_parallel_engine():
+    """The paper has slots for inference only."""
+    data = published("throughput-inputs/LayerGraphs/bert24_training.json")
+    assert dnn_partitioning.load(data, "training", objective="latency").execution.concurrency == "parallel"

@@ -109,6 +109,12 @@ class Context:
         return sys.maxsize if limit is None else max(0, limit - self.evaluations)
 
     @property
+    def seconds_left(self) -> float:
+        """How many the budget still allows; infinite where it sets no limit."""
+        limit = self._budget.seconds
+        return math.inf if limit is None else max(0.0, limit - self.seconds)
+
+    @property
     def spent(self) -> float:
         """The share of the budget that is used up, from 0 to 1; 0 where there is no limit."""
         limit = self._budget
@@ -157,15 +163,17 @@ class Context:
             self.stopped = "budget"
         return self.stopped != "finished" or self.best_value <= self.lower_bound * (1 + 1e-9)
 
-    def delegate(self, name: str, *, share: float = 1.0, options: Mapping[str, Any] | None = None) -> float:
-        """Let another planner go on from here, for a share of the budget that is left; returns the best value then.
+    def delegate(
+        self, name: str, *, share: float = 1.0, afresh: bool = False, options: Mapping[str, Any] | None = None
+    ) -> tuple[Ints, Ints | None] | None:
+        """Let another planner go on from here, for a share of the budget that is left; returns the best that it has.
 
-        It has the incumbent and the bound of this context, and this context has what it finds and proves. A planner
-        that does not apply is passed over.
+        It has the incumbent (unless it is to begin `afresh`) and the bound of this context, and this context has what
+        it finds and proves. A planner that does not apply is passed over.
         """
         info = get(name)
         if info.why_not(self.problem) is not None or self.should_stop():
-            return self.best_value
+            return None
         seconds, evaluations = self._budget.seconds, self._budget.evaluations
         budget = Budget(
             seconds=None if seconds is None else max(share * (seconds - self.seconds), 1e-3),
@@ -173,8 +181,10 @@ class Context:
         )
         seed, title = int(self.rng.integers(2**31)), f"{self.planner}: {name}"
         member = Context(self.problem, budget, seed, self.lower_bound, self._on_progress, title)
-        member.best, member.best_value, member._parent = self.best, self.best_value, self
-        before, began = self.evaluations, self.seconds
+        member._parent, member.found_by = self, name
+        if not afresh:
+            member.best, member.best_value = self.best, self.best_value
+        before, began, known = self.evaluations, self.seconds, self.best_value
         try:
             answer = info.function(self.problem, member, **info.settings(options or {}))
             if answer is not None:
@@ -186,9 +196,11 @@ class Context:
             self.lower_bound = max(self.lower_bound, member.lower_bound)
             self.rejected = self.rejected or member.rejected
             if member.best_value < self.best_value:
-                self.best, self.best_value, self.found_by = member.best, member.best_value, name
-                self.history += [(began + when, before + count, value) for when, count, value in member.history]
-        return self.best_value
+                self.best, self.best_value, self.found_by = member.best, member.best_value, member.found_by
+                self.history += [
+                    (began + when, before + count, value) for when, count, value in member.history if value < known
+                ]
+        return member.best
 
     @contextmanager
     def aside(self, problem: Problem, share: float) -> Iterator[Context]:

@@ -166,8 +166,13 @@ def _run(  # type: ignore[no-untyped-def]
     num_models = 1
     for op in range(num_ops):
         num_models = max(num_models, model[op] + 1)
-    # How often data on its way to an op has left each device for good: the number of its piece, if it runs there.
-    enters = np.zeros((num_ops, num_devices), np.int32)
+    lane = np.empty(num_devices, np.int64)  # of each accelerator
+    lanes = 0
+    for d in range(num_devices):
+        lane[d] = lanes
+        lanes += 0 if pool[d] else 1
+    # How often data on its way to an op has left each accelerator: the number of its piece, if it runs there.
+    enters = np.zeros((num_ops, lanes), np.int32)
     pieces = np.zeros(num_devices + 1, np.int32)  # of each device; then the number of its first
     seen = np.empty(num_ops, np.int32)  # the last tensor that a piece received
     missing = np.empty(num_ops, np.int32)  # inputs of a piece, from other pieces, that are not there yet
@@ -183,8 +188,8 @@ def _run(  # type: ignore[no-untyped-def]
 
         # Cut: a piece begins anew wherever data comes back to a device.
         for op in range(num_ops):
-            for d in range(num_devices):
-                enters[op, d] = 0
+            for a in range(lanes):
+                enters[op, a] = 0
         for d in range(num_devices + 1):
             pieces[d] = 0
         for i in range(num_ops):
@@ -193,8 +198,9 @@ def _run(  # type: ignore[no-untyped-def]
             if stored[op]:
                 piece[op] = -1
                 continue
-            mine = enters[op, here]
-            if not pool[here]:
+            own = -1 if pool[here] else lane[here]
+            if own >= 0:
+                mine = enters[op, own]
                 if mine >= slots:
                     why[0], why[1] = TOO_MANY, op
                     break
@@ -204,12 +210,11 @@ def _run(  # type: ignore[no-untyped-def]
                 t = tensor[k]
                 for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
                     reader = consumer[e]
-                    for d in range(num_devices):
-                        if d != here:
-                            enters[reader, d] = max(enters[reader, d], enters[op, d])
-                    if not pool[here]:
-                        back = mine if rows[b, reader] == here else mine + 1
-                        enters[reader, here] = max(enters[reader, here], back)
+                    for a in range(lanes):
+                        back = enters[op, a]
+                        if a == own and rows[b, reader] != here:
+                            back += 1
+                        enters[reader, a] = max(enters[reader, a], back)
         if why[0]:
             continue
 

@@ -109,11 +109,11 @@ def models(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for title, factor, problem in planted(options):
         for name in options.planners.split(",") if options.planners else ("local-search", "fit", "auto"):
-            row = rows.setdefault((title, name), {"model": title, "ops": problem.num_ops, "planner": name})
+            row = rows.setdefault((title, name), {"model (seconds)": title, "planner": name})
             try:
                 found = plan(problem, name, budget=Budget(seconds=options.seconds))
                 assert not violations(problem, found.placement, found.order)
-                row[f"{factor:.2f}"] = f"{found.value:.3g} s"
+                row[f"{factor:.2f}"] = f"{found.value:.3g}"
             except NoFeasiblePlan:
                 row[f"{factor:.2f}"] = "none"
         progress(f"{title}, {factor}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -89,6 +90,7 @@ def scotch(problem: Problem, ctx: Context, *, imbalance: float = 0.03) -> None:
     """
 
     def parts(graph: _Weighted, share: Floats, seed: int) -> Ints:
+        os.environ.setdefault("SCOTCH_DETERMINISTIC", "1")  # else its threads race, and a seed means nothing
         with contextlib.redirect_stderr(io.StringIO()):  # it tells where its library is
             import pyscotch
 

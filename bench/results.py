@@ -444,7 +444,7 @@ def as_markdown(name: str, results: list[dict[str, Any]]) -> str:
     table, cells, said = lines_of(name, results)
     lines = [[table.unit, *table.columns, *["best"] * table.best], ["---", *["--:"] * (len(cells[0]) - 1)]]
     lines += [[" ".join(filter(None, part)) for part in line] for line in cells]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *said]).rstrip()
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *(fill(x, 120) for x in said)]).rstrip()
 
 
 def write(document: Path, tables: dict[str, list[dict[str, Any]]]) -> None:

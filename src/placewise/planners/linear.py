@@ -301,7 +301,7 @@ class Programme:
             if not timed:
                 asked.cp_sat.max_deterministic_time = nodes / 100
         kind = mathopt.SolverType.HIGHS if self._solver == "highs" else mathopt.SolverType.CP_SAT
-        with _quiet():
+        with quiet():
             result = mathopt.solve(self._model, kind, params=asked)
         reason, limits = result.termination.reason, result.termination.objective_bounds
         if reason == mathopt.TerminationReason.INFEASIBLE:
@@ -327,7 +327,7 @@ def _interchangeable(given: Loads, a: int, b: int) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """HiGHS 1.12 prints a line of its own now and then, past Python; results go to stdout, so it goes to stderr."""
     try:
         library: Any = ctypes.CDLL(None)

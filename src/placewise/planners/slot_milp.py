@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from datetime import timedelta
+from typing import Final, Literal
 
 import numpy as np
 
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import get, planner
+from placewise.planners.linear import quiet
 from placewise.planners.slot_search import slots_only
 from placewise.problem import Problem
 from placewise.simulator.slots import measure_slots, slot_arrays
 
 _START: Final = 0.3  # of the budget, for a plan to start from
-_WHOLE: Final = 100_000_000  # what the value of that plan is in whole numbers, for CP-SAT
+_WHOLE: Final = 10_000_000  # what the value of that plan is in whole numbers, for CP-SAT
 _REAL: Final = 1_000.0  # and in real ones, for HiGHS
-_TOLERANCE: Final = 1e-5  # relative; above what HiGHS lets pass
+_TOLERANCE: Final = 1e-6  # relative; above what the solvers let pass
+_NODES: Final = 2_000  # of a solve, where there is no clock
 
 
 def _compile(problem: Problem) -> None:
@@ -27,25 +30,21 @@ def _compile(problem: Problem) -> None:
 
 
 @planner("slot-milp", objectives={"latency", "completion"}, supports=slots_only, compile=_compile)
-def slot_milp(
-    problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat"] = "highs", seconds: float = 600.0
-) -> None:
+def slot_milp(problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat"] = "highs") -> None:
     """The integer programme of Tarnawski et al. 2020 (arXiv:2006.16423) for latency in slots, with a bound.
 
     It starts from the best plan so far, or else from `slot-search`. Beyond the paper: one variable per unit and slot
     instead of per op (where devices have one slot), no time above that of the best plan, and along every path of the
     graph, times and transfers add up, whatever is in the pieces: that rule decides how much is proved. Equal devices
     are left to the solvers, which see them; rules that tell them apart made HiGHS slower. With several slots, ops may
-    be cut in other ways than into the fewest pieces, so the programme is only a relaxation. `solver` is HiGHS or
-    CP-SAT, `seconds` the most that it gets.
+    be cut in other ways than into the fewest pieces, so the programme is only a relaxation.
     """
     if ctx.best is None:
         ctx.delegate("slot-search", share=_START)
     if ctx.best is None or ctx.should_stop() or not problem.num_ops or not ctx.evaluations_left:
         return
     programme = _Programme(problem, ctx.best[0], ctx.best_value, ctx.lower_bound, whole=solver == "cpsat")
-    solve = _by_cpsat if solver == "cpsat" else _by_highs
-    proved, answer = solve(programme.rows, programme.value, min(seconds, ctx.seconds_left))
+    proved, answer = _solve(programme.rows, programme.value, solver, ctx.seconds_left)
     ctx.bound(min(proved * programme.unit, ctx.best_value))
     placement = programme.placement(answer) if answer is not None else None
     if placement is not None and not ctx.should_stop():
@@ -325,48 +324,41 @@ class _Programme:
 # ---- the solvers -----------------------------------------------------------------------------------------------------
 
 
-def _by_highs(rows: _Rows, value: list[int], seconds: float) -> tuple[float, Floats | None]:
-    """(what is proved, a solution if there is one)."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array
+def _solve(rows: _Rows, value: list[int], solver: str, seconds: float) -> tuple[float, Floats | None]:
+    """(what is proved, a solution if there is one), after so long; without a clock, after so many nodes."""
+    from ortools.math_opt.python import mathopt
 
-    cost = np.zeros(len(rows.high))
-    cost[value] = 1.0
-    table: Any = csr_array((rows.factor, (rows.row, rows.column)), (len(rows.least), len(rows.high)))
-    found: Any = milp(
-        cost,
-        integrality=np.array(rows.integral, np.int64),
-        bounds=Bounds(np.array(rows.low), np.array(rows.high)),
-        constraints=LinearConstraint(table, np.array(rows.least), np.array(rows.most)),
-        options={"mip_rel_gap": 1e-7} | ({"time_limit": seconds} if math.isfinite(seconds) else {}),
-    )
-    proved = found.mip_dual_bound
-    proved = float(proved) * (1 - _TOLERANCE) if proved is not None and math.isfinite(proved) else 0.0
-    return proved, found.x
+    model = mathopt.Model()
+    x = [
+        model.add_variable(lb=low, ub=high, is_integer=integral)
+        for low, high, integral in zip(rows.low, rows.high, rows.integral, strict=True)
+    ]
+    limits = [model.add_linear_constraint(lb=a, ub=b) for a, b in zip(rows.least, rows.most, strict=True)]
+    for row, column, factor in zip(rows.row, rows.column, rows.factor, strict=True):
+        limits[row].set_coefficient(x[column], limits[row].get_coefficient(x[column]) + factor)
+    model.minimize(mathopt.fast_sum([x[end] for end in value]))
 
-
-def _by_cpsat(rows: _Rows, value: list[int], seconds: float) -> tuple[float, Floats | None]:
-    """The same; all factors and limits are whole."""
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
-    variables = [model.new_int_var(int(low), int(high), "") for low, high in zip(rows.low, rows.high, strict=True)]
-    start = np.searchsorted(rows.row, np.arange(len(rows.least) + 1)).tolist()
-    for i, (least, most) in enumerate(zip(rows.least, rows.most, strict=True)):
-        mine = slice(start[i], start[i + 1])
-        total = cp_model.LinearExpr.weighted_sum(
-            [variables[column] for column in rows.column[mine]], [int(factor) for factor in rows.factor[mine]]
+    timed = math.isfinite(seconds)
+    asked = mathopt.SolveParameters(time_limit=timedelta(seconds=max(seconds, 0.01)) if timed else None)
+    if solver == "highs":
+        kind = mathopt.SolverType.HIGHS
+        asked.highs.int_options["threads"] = 1
+        asked.relative_gap_tolerance = _TOLERANCE / 10
+        if not timed:
+            asked.highs.int_options["mip_max_nodes"] = _NODES
+    else:
+        kind = mathopt.SolverType.CP_SAT
+        asked.threads = 1
+        if not timed:
+            asked.cp_sat.max_deterministic_time = _NODES / 100
+    hint = mathopt.SolutionHint(variable_values=dict(zip(x, rows.hint, strict=True)))
+    with quiet():
+        result = mathopt.solve(
+            model, kind, params=asked, model_params=mathopt.ModelSolveParameters(solution_hints=[hint])
         )
-        low = int(least) if math.isfinite(least) else cp_model.INT_MIN
-        high = int(most) if math.isfinite(most) else cp_model.INT_MAX
-        model.add_linear_constraint(total, low, high)
-    for variable, hint in zip(variables, rows.hint, strict=True):
-        model.add_hint(variable, int(hint))
-    model.minimize(sum(variables[end] for end in value))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    if math.isfinite(seconds):
-        solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
-    status = solver.solve(model)
-    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    return solver.best_objective_bound, np.array([solver.value(x) for x in variables], float) if found else None
+    proved = result.termination.objective_bounds.dual_bound
+    proved = proved * (1 - _TOLERANCE) if math.isfinite(proved) else 0.0
+    if not result.has_primal_feasible_solution():
+        return proved, None
+    found = result.variable_values()
+    return proved, np.array([found[variable] for variable in x])

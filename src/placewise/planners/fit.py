@@ -48,8 +48,9 @@ def fit(problem: Problem, ctx: Context, *, orders: int = 200) -> tuple[Ints, Int
     First blocks of the program and single devices, repaired; then moves from what overflows least, after which less
     does. Then CP-SAT (OR-tools) lists placements that keep what every plan that fits must keep: on each device there is
     room for what is resident together with any one op's tensors and scratch space, and together with the results. Where
-    it lists none, there is no plan. What it lists is simulated. At last an order that frees memory early is tried, and
-    `orders` more or less like it. It ends with the first plan that fits, and does nothing where there is one already.
+    it lists none, there is no plan. What it lists is simulated. Then an order that frees memory early is tried, and
+    `orders` more or less like it; at last more moves, with random ones in between. It ends with the first plan that
+    fits, and does nothing where there is one already.
     """
     search = _Search(problem, ctx)
     search.fill_blocks()
@@ -59,9 +60,10 @@ def fit(problem: Problem, ctx: Context, *, orders: int = 200) -> tuple[Ints, Int
     search.descend(None)
     if (problem.num_ops + problem.graph.num_edges) * problem.num_devices <= _LARGE and not search.done:
         search.judge_solutions()
-        search.descend(None, kicks=_KICKS)
+        search.descend(None)
     if problem.objective != "throughput" and problem.execution.memory == "live":  # else no order changes what is held
         search.try_orders(orders)
+    search.descend(None, kicks=_KICKS)
     return search.found
 
 

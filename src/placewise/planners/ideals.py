@@ -14,7 +14,7 @@ from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.repair import messages
-from placewise.planners.stages import Stages, Whole, free_nodes, stages_of, without_detours, without_free, without_impossible
+from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, without_free
 from placewise.problem import Problem
 from placewise.simulator.throughput import throughput_loads
 
@@ -28,12 +28,13 @@ _NEARLY: Final = 1e-3  # relative; from here on, the next limit is just below th
 _MOST_SETS: Final = 4096  # sets of devices, up to kind
 _MOST_BYTES: Final = 1 << 28  # of ideals
 _STEPS: Final = 1_000_000  # between two looks at the clock
+_MOST_LOOKS: Final = 4_000  # at the clock, for one limit
 
 Stage = tuple[NDArray[np.bool_], int]  # the nodes, the kind of device
 
 
 class TooManyIdeals(Exception):
-    """There is no memory for more."""
+    """There is no memory, or no time, for more."""
 
 
 def why_not(problem: Problem) -> bool | str:
@@ -57,25 +58,19 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     if not problem.num_units:
         return np.zeros(0, np.int32)
     ctx.delegate("ideals-linear", share=0.5)
-    every = stages_of(problem)
+    every = below(stages_of(problem), ctx.best_value)
     free = free_nodes(every)
     free = out = free if len(free) < every.num_nodes else free[:0]
     while not ctx.should_stop():
-        stages = _eased(every, out, ctx.best_value)
+        stages = below(without_free(every, out), ctx.best_value)
         found = settle(problem, ctx, stages, proves=True, within=_ROUGHLY if len(out) else _CLOSE)
         if not len(out) or ctx.should_stop():
             return None
         if found is None:  # too many ideals: let it be the bound without free nodes
-            settle(problem, ctx, _eased(every, free, ctx.best_value), proves=True)
+            settle(problem, ctx, below(without_free(every, free), ctx.best_value), proves=True)
             return None
         out = np.delete(out, _most_doubtful(problem, every, out, found))
     return None
-
-
-def _eased(stages: Stages, free: Whole, limit: float) -> Stages:
-    """Without some free nodes, and with those fused that are together in every plan below a limit."""
-    stages = without_free(stages, free)
-    return without_detours(without_impossible(stages, limit)) if math.isfinite(limit) else stages
 
 
 def _most_doubtful(problem: Problem, stages: Stages, free: Whole, placement: Ints) -> int:
@@ -196,9 +191,13 @@ class Search:
         reader_ptr = np.searchsorted(stages.message, np.arange(stages.num_messages + 1))
         self._flow = (np.bincount(head, minlength=n), after_ptr, after)
         self._graph = (sent_ptr, sent, read_ptr, read, stages.sender, reader_ptr, stages.phase)
-        nothing = np.zeros((stages.num_messages, 1))
-        self._send = np.hstack([_floor(stages.send, self._second), _floor(nothing, byte)])
-        self._receive = np.hstack([_floor(stages.receive, self._second), _floor(stages.copy[:, None], byte)])
+        # Columns of what messages cost, where they cost anything: by tariff, then bytes.
+        costs = (stages.send != 0).any(axis=0) | (stages.receive != 0).any(axis=0)
+        self._tariff = np.where(costs, np.cumsum(costs) - 1, -1)[stages.kinds.tariff]
+        bytes_held = stages.copy[:, None] if stages.copy.any() else np.zeros((stages.num_messages, 0))
+        self._bytes_column = int(costs.sum()) if stages.copy.any() else -1
+        self._send = np.hstack([_floor(stages.send[:, costs], self._second), _floor(0 * bytes_held, byte)])
+        self._receive = np.hstack([_floor(stages.receive[:, costs], self._second), _floor(bytes_held, byte)])
         compute, need = _floor(stages.compute, self._second), _floor(stages.need[:, None], byte)
         self._columns = phases * self._send.shape[1]
         self._room = _floor(stages.kinds.room, byte)
@@ -254,20 +253,20 @@ class Search:
             left[j] = np.minimum(np.ceil(total * (1 + 1e-12)) + 1, _NO_LIMIT)
         table = _Table(n, self._words)
         given = (
-            *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, stages.kinds.tariff, self._room,
+            *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._bytes_column, self._room,
             self._step, self._may_add, cap, left, stages.overlap, self._zobrist,
         )  # fmt: skip
-        while True:
+        for _ in range(_MOST_LOOKS):
             verdict = _grow(*given, *table.arrays, *table.work(self), _STEPS)
             if verdict == _DONE:
                 return None
             if verdict == _REACHED:
-                break
+                return self._chain(table, cap)
             if verdict == _FULL:
                 table.double()
             elif self._ctx and self._ctx.should_stop():
-                raise TooManyIdeals
-        return self._chain(table, cap)
+                break
+        raise TooManyIdeals
 
     def _chain(self, table: _Table, cap: Whole) -> tuple[float, list[Stage]]:
         """Back from the whole to nothing, each time by the stage with the least load."""
@@ -280,7 +279,7 @@ class Search:
         work += [np.zeros(size, np.int64) for size in (self._columns, self._columns, self._own.shape[1], self._phases)]
         while table.size(at):
             best, kind = _last_stage(
-                *self._graph, self._send, self._receive, self._own, self._scratch, stages.kinds.tariff, self._room,
+                *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._bytes_column, self._room,
                 self._step, self._may_add, cap, stages.overlap, table.member, table.used, table.count, at, in_use, *work,
             )  # fmt: skip
             loads = np.maximum(loads, work[-1])
@@ -465,23 +464,33 @@ def _rule_out(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True)
-def _fits(kind, moved, done, scratch, tariff, room, cap, overlap):  # type: ignore[no-untyped-def]
+def _load(kind, p, moved, done, tariff, phases, columns, overlap):  # type: ignore[no-untyped-def]
+    work, copies = done[kind * phases + p], np.int64(0)
+    if tariff[kind] >= 0:
+        copies = moved[p * columns + tariff[kind]]
+    return max(work, copies) if overlap else work + copies
+
+
+@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+def _fits(kind, moved, done, scratch, tariff, columns, bytes_column, room, cap, overlap):  # type: ignore[no-untyped-def]
     """Whether a stage with these sums keeps the limits on a kind of device."""
     phases, kinds = len(cap), len(tariff)
-    columns = len(moved) // phases
     held = done[kinds * phases] + scratch
     for p in range(phases):
-        work, copies = done[kind * phases + p], moved[p * columns + tariff[kind]]
+        work, copies = done[kind * phases + p], np.int64(0)
+        if tariff[kind] >= 0:
+            copies = moved[p * columns + tariff[kind]]
         if (max(work, copies) if overlap else work + copies) > cap[p]:
             return False
-        held += moved[p * columns + columns - 1]
+        if bytes_column >= 0:
+            held += moved[p * columns + bytes_column]
     return held <= room[kind]
 
 
 @njit(cache=True, nogil=True)
 def _grow(  # type: ignore[no-untyped-def]
     inputs, after_ptr, after, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own,
-    scratch, tariff, room, step, may_add, cap, left, overlap, zobrist,
+    scratch, tariff, bytes_column, room, step, may_add, cap, left, overlap, zobrist,
     slot, key, member, used, following, first, state, hash_now, now,
     waiting, inside, fate, inner, gone, queue, begin, at, end, most_scratch, full, sure, done, remaining, usable,
     moved, steps,
@@ -492,7 +501,7 @@ def _grow(  # type: ignore[no-untyped-def]
     and those that it passed over never join in the levels above. So every set is met once.
     """
     n, kinds, row, words = len(inputs), len(tariff), len(now), len(may_add) // len(tariff)
-    own_columns, potentials = own.shape[1], len(remaining)
+    own_columns, potentials, columns = own.shape[1], len(remaining), send.shape[1]
     one, mask = np.uint64(1), np.uint64(len(slot) - 1)
     level = state[_LEVEL]
     for _ in range(steps):
@@ -556,7 +565,7 @@ def _grow(  # type: ignore[no-untyped-def]
             # ---- a new stage: which kinds of devices can have it, and where that leads
             target, hit = -1, False
             for k in range(kinds):
-                if usable[k] and _fits(k, full, done, most_scratch[level], tariff, room, cap, overlap):
+                if usable[k] and _fits(k, full, done, most_scratch[level], tariff, columns, bytes_column, room, cap, overlap):
                     if not hit:
                         hit = True
                         for w in range(words):
@@ -581,7 +590,7 @@ def _grow(  # type: ignore[no-untyped-def]
                         bits &= ~used[target * words + w]
                     keep = np.uint64(0)
                     if bits != 0:
-                        for b in range(64):
+                        for b in range(min(64, left.shape[1] - w * 64)):
                             if bits >> np.uint64(b) & one:
                                 fits = True
                                 for j in range(potentials):
@@ -642,7 +651,7 @@ def _grow(  # type: ignore[no-untyped-def]
             if joins:
                 top, fits = max(most_scratch[level], scratch[v]), False
                 for k in range(kinds):
-                    fits = fits or (usable[k] and _fits(k, sure, done, top, tariff, room, cap, overlap))
+                    fits = fits or (usable[k] and _fits(k, sure, done, top, tariff, columns, bytes_column, room, cap, overlap))
                 begin[level + 1] = at[level + 1] = at[level] + 1 if fits else last
                 end[level + 1], most_scratch[level + 1] = last, top
                 level += 1
@@ -658,12 +667,12 @@ def _grow(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _last_stage(  # type: ignore[no-untyped-def]
-    sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, scratch, tariff, room, step, may_add,
+    sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, scratch, tariff, bytes_column, room, step, may_add,
     cap, overlap, member, used, count, target, in_use, inside, never, inner, full, sure, done, load,
 ):  # fmt: skip
     """(the ideal before, the kind of device) of a stage with the least load that leads to an ideal; `load` is set."""
     n, kinds, phases, one, words = len(inside), len(tariff), len(cap), np.uint64(1), len(may_add) // len(tariff)
-    columns, row = len(full) // phases, (n + 63) // 64
+    row, columns = (n + 63) // 64, send.shape[1]
     best, best_kind, least = -1, -1, np.int64(0)
     for ideal in range(count):
         below = ideal != target
@@ -696,14 +705,12 @@ def _last_stage(  # type: ignore[no-untyped-def]
                             v, 1, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside,
                             never, inner, never, full, sure, done,
                         )  # fmt: skip
-            if _fits(k, full, done, top, tariff, room, cap, overlap):
+            if _fits(k, full, done, top, tariff, columns, bytes_column, room, cap, overlap):
                 total = np.int64(0)
                 for p in range(phases):
-                    work, copies = done[k * phases + p], full[p * columns + tariff[k]]
-                    total += max(work, copies) if overlap else work + copies
+                    total += _load(k, p, full, done, tariff, phases, columns, overlap)
                 if best < 0 or total < least:
                     best, best_kind, least = ideal, k, total
                     for p in range(phases):
-                        work, copies = done[k * phases + p], full[p * columns + tariff[k]]
-                        load[p] = max(work, copies) if overlap else work + copies
+                        load[p] = _load(k, p, full, done, tariff, phases, columns, overlap)
     return best, best_kind

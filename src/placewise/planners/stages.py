@@ -9,6 +9,7 @@ holds. They are exact for equal links, if sends are staged or a message has one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,6 +26,7 @@ from placewise.problem import Problem
 Whole = NDArray[np.int64]
 
 _ROUNDING: Final = 1e-13  # relative; of a sum over the messages of a node
+_LITTLE: Final = 1e-3  # of the smallest memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,15 +234,17 @@ def without_detours(stages: Stages) -> Stages:
 
     - the intervals stay: w is the only one that v reads forward, or the only one that reads v, or v has no such ties;
     - w's device saves as much by not exchanging with v as it pays for v's work and v's other messages;
-    - v's old device saves as much by having lost v as it pays for exchanging with v over there.
+    - v's old device saves as much by having lost v as it pays for exchanging with v over there;
+    - memory is no matter, or v needs none. It may also be so little that it is better left out of account.
 
     Ops that take no time and hand on what they read are of this sort. Where copies overlap with work, only they are.
     """
     while True:
-        label = _Detours(stages).label()
+        detours = _Detours(stages)
+        label = detours.label()
         if label is None:
             return stages
-        stages = stages.fused(label)
+        stages = detours.forgetting(label).fused(np.unique(label, return_inverse=True)[1])
 
 
 def free_nodes(stages: Stages) -> Whole:
@@ -328,12 +332,19 @@ def without_free(stages: Stages, free: Whole) -> Stages:
     )  # fmt: skip
 
 
-def without_impossible(stages: Stages, limit: float) -> Stages:
-    """Fuse each two nodes that, apart, cost one of their devices more than a limit on any pair of devices."""
+def below(stages: Stages, limit: float) -> Stages:
+    """The same for plans below a limit: each two nodes that, apart, cost one of their devices more are fused.
+
+    A node may not run on a kind of device where its work alone is more.
+    """
+    if not math.isfinite(limit):
+        return stages
     while True:
+        too_long = stages.compute.sum(axis=2) > limit
+        stages = replace(stages, compute=np.where(too_long[:, :, None], np.inf, stages.compute))
         label = _too_far_apart(stages, limit)
         if label is None:
-            return stages
+            return without_detours(stages)
         stages = stages.fused(label)
 
 
@@ -362,10 +373,9 @@ class _Detours:
         )
 
     def label(self) -> Whole | None:
-        """Who is fused with whom, each in at most one pair; None if there is nothing to fuse."""
-        stages, n = self._stages, self._stages.num_nodes
-        label, taken, found = np.arange(n), [False] * n, False
-        fits = stages.roomy | ((stages.need == 0) & (stages.scratch == 0) & (not stages.copy.any()))
+        """[n] with whom each node is to be fused, in pairs; None if there is nothing to fuse."""
+        n, label, found = self._stages.num_nodes, np.arange(self._stages.num_nodes), False
+        taken, fits = [False] * n, self._fits().tolist()
         for v in range(n):
             if taken[v] or not fits[v]:
                 continue
@@ -374,7 +384,25 @@ class _Detours:
                     label[v] = w
                     taken[v] = taken[w] = found = True
                     break
-        return np.unique(label, return_inverse=True)[1] if found else None
+        return label if found else None
+
+    def _fits(self) -> NDArray[np.bool_]:
+        """[n] whether a node's bytes can be on any device, for all that matters."""
+        stages = self._stages
+        held = stages.need + stages.scratch
+        np.add.at(held, stages.reader, stages.copy[stages.message])
+        return stages.roomy | (held <= _LITTLE * stages.kinds.room.min(initial=np.inf))
+
+    def forgetting(self, label: Whole) -> Stages:
+        """The stages without the bytes of the nodes that move, unless everything fits anywhere."""
+        stages, moves = self._stages, label != np.arange(self._stages.num_nodes)
+        if stages.roomy:
+            return stages
+        copy = stages.copy.copy()
+        copy[stages.message[moves[stages.reader]]] = 0.0
+        return replace(
+            stages, need=np.where(moves, 0.0, stages.need), scratch=np.where(moves, 0.0, stages.scratch), copy=copy
+        )
 
     def _neighbours(self, v: int) -> list[int]:
         """Whom v may join without breaking an interval."""

@@ -18,7 +18,8 @@ from placewise.planners.slot_search import slots_only
 from placewise.problem import Problem
 from placewise.simulator.slots import measure_slots, slot_arrays
 
-_START: Final = 0.3  # of the budget, for a plan to start from
+_START: Final = 0.5  # of the budget, for a plan to start from
+_LARGEST: Final = 3_000  # items times places that a programme may have; with more, it proves nothing in a minute
 _WHOLE: Final = 10_000_000  # what the value of that plan is in whole numbers, for CP-SAT
 _REAL: Final = 1_000.0  # and in real ones, for HiGHS
 _TOLERANCE: Final = 1e-6  # relative; above what the solvers let pass
@@ -33,15 +34,19 @@ def _compile(problem: Problem) -> None:
 def slot_milp(problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat"] = "highs") -> None:
     """The integer programme of Tarnawski et al. 2020 (arXiv:2006.16423) for latency in slots, with a bound.
 
-    It starts from the best plan so far, or else from `slot-search`. Beyond the paper: one variable per unit and slot
-    instead of per op (where devices have one slot), no time above that of the best plan, and along every path of the
-    graph, times and transfers add up, whatever is in the pieces: that rule decides how much is proved. Equal devices
-    are left to the solvers, which see them; rules that tell them apart made HiGHS slower. With several slots, ops may
-    be cut in other ways than into the fewest pieces, so the programme is only a relaxation.
+    It starts from the best plan so far, or else from `slot-search`; what is large is left to that. Beyond the paper:
+    one variable per unit and slot instead of per op (where devices have one slot), no time above that of the best plan,
+    which one variable stands for as a whole, and along every path of the graph, times and transfers add up, whatever is
+    in the pieces: these decide how much is proved. Equal devices are left to the solvers, which see them; rules that
+    tell them apart made HiGHS slower. With several slots, ops may be cut in other ways than into the fewest pieces, so
+    the programme is only a relaxation.
     """
-    if ctx.best is None:
-        ctx.delegate("slot-search", share=_START)
-    if ctx.best is None or ctx.should_stop() or not problem.num_ops or not ctx.evaluations_left:
+    accelerators = sum(device.copies for device in problem.cluster.devices)
+    items = problem.num_units if problem.execution.slots == 1 else problem.num_ops
+    large = items * (accelerators * problem.execution.slots + 1) > _LARGEST
+    if ctx.best is None or large:
+        ctx.delegate("slot-search", share=1.0 if large else _START)
+    if ctx.best is None or large or ctx.should_stop() or not problem.num_ops:
         return
     programme = _Programme(problem, ctx.best[0], ctx.best_value, ctx.lower_bound, whole=solver == "cpsat")
     proved, answer = _solve(programme.rows, programme.value, solver, ctx.seconds_left)

@@ -195,7 +195,7 @@ def test_the_solvers_agree(seed):
 
 
 def test_more_than_intervals():
-    """Ops of 5, 1, 5, 1 s in a row, nothing to send: the long ones go apart, and neither pair of neighbours balances."""
+    """Ops of 4, 3, 3, 2 s in a row and nothing to send: the ends balance the middle, no interval does."""
     seconds = np.repeat(np.array([[4.0], [3.0], [3.0], [2.0]]), 2, axis=1)
     problem = problem_of(seconds, [(0, 1), (1, 2), (2, 3)], sizes=0.0, objective="throughput")
     assert plan(problem, "milp").value == 6.0

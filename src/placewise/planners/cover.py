@@ -24,7 +24,8 @@ _STEPS: Final = 50  # of a walk, for each item
 _BEST: Final = 40  # sets that are worth most, from which walks begin
 _HIGHEST: Final = 0.3  # price of an item without work, in terms of the mean
 _NOTHING: Final = 1e-6  # of the mean price of an item
-_CLOSE: Final = 1e-4  # relative; from here on, more of the bound takes too long
+_CLOSE: Final = 1e-3  # relative; what is nearer than this is not divided further
+_PATIENCE: Final = 25  # masters whose prices are not tried out while there are sets to be found
 _NODES: Final = 500  # of a solve, where there is no clock
 _IDLE = np.zeros(5, np.int64), np.zeros(0, np.int64), 0  # two devices without channels
 
@@ -61,6 +62,7 @@ class Cover:
         self._sets: list[tuple[int, Whole, float, Any]] = []  # kind, items, load, variable
         self._known: dict[tuple[int, bytes], None] = {}
         self._goal = self._target = self._ceiling = np.inf
+        self._begun, self._patience = False, _PATIENCE
         self.bound = 0.0
         self.exhausted = False  # whether no prices prove more
         for kind, items, _, _ in before._sets if before and len(before._kinds) == len(self._kinds) else ():
@@ -74,27 +76,31 @@ class Cover:
     def prove(self, ctx: Context, value: float, seconds: float) -> None:
         """Try for so long to prove that no plan is below the value, or else as much as can be proved."""
         until = ctx.seconds + seconds
-        first = not np.isfinite(self._goal)
         if value != self._goal:
             self._goal = self._ceiling = value
             self._aim(value)
-        if first:
-            self._decide(ctx, self._work, seconds)
+        if not self._begun:
+            self._begun = self._decide(ctx, self._work, seconds)
         while not self.exhausted and ctx.seconds < until and not ctx.should_stop():
             ctx.spend(1)
             prices, worth, left = self._prices()
             if left <= _NOTHING:  # the sets that are known could be a plan, for all that prices can tell
                 self._ceiling = self._target
                 self._between()
-            elif not self._search(prices, worth):
+            elif not self._search(prices, worth) or self._patience == 0:
+                self._patience = _PATIENCE
                 self._decide(ctx, prices, max(until - ctx.seconds, seconds / 2))
+            else:
+                self._patience -= 1
 
     # ---- steps ----
 
     def _between(self) -> None:
-        """Aim at what is between what is proved and what cannot be."""
-        self.exhausted = self._ceiling - self.bound <= _CLOSE * self._goal
-        self._aim((self.bound + self._ceiling) / 2)
+        """Aim at what is between what is proved and what cannot be; at the goal itself, where that is near."""
+        near = self._ceiling - self.bound <= _CLOSE * self._goal
+        proved = self.bound >= self._goal * (1 - 2 * TOLERANCE)
+        self.exhausted = proved or (near and self._ceiling < self._goal)
+        self._aim(self._ceiling if near else (self.bound + self._ceiling) / 2)
 
     def _aim(self, target: float) -> None:
         """Sets within the target count, others do not."""
@@ -108,7 +114,7 @@ class Cover:
         if key in self._known or not load <= self._goal:
             return False
         self._known[key] = None
-        variable = self._model.add_variable(lb=0.0)
+        variable = self._model.add_variable(lb=0.0, ub=np.inf if load <= self._target else 0.0)
         for u in items.tolist():
             self._covered[u].set_coefficient(variable, 1.0)
         self._at_most[kind].set_coefficient(variable, 1.0)
@@ -159,9 +165,9 @@ class Cover:
         return walk_tables(given, seconds, may, times, np.zeros_like(given.phase), room, np.array([True, False]),
                            _IDLE, True, 2)  # fmt: skip
 
-    def _decide(self, ctx: Context, prices: Floats, seconds: float) -> None:
+    def _decide(self, ctx: Context, prices: Floats, seconds: float) -> bool:
         """The least load with which one set of each kind, times its copies, is worth all items: whatever the prices, a
-        bound.
+        bound. Returns whether the solver came to an end.
         """
         cover = self._first, self._copies, prices
         programme = Programme(self._given, self._costs, self._solver, self._target, self.bound, cover=cover)
@@ -171,8 +177,9 @@ class Cover:
         if answer.device is not None:
             for k, d in enumerate(self._first.tolist()):
                 self._add(k, np.flatnonzero(answer.device == d))
-        if self.bound >= self._target * (1 - 2 * TOLERANCE):
+        if self.bound >= self._target * (1 - 2 * TOLERANCE) or not answer.done:  # enough, or too hard
             self._between()
+        return answer.done
 
     def _load(self, kind: int, items: Whole) -> float:
         """Seconds that a set costs a device of a kind."""

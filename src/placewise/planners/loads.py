@@ -6,7 +6,7 @@ one unit at a time. Units that no good plan can separate are fused into one item
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ Flags = NDArray[np.bool_]
 _SWAPS: Final = 0.3  # share of moves that exchange two items
 _NEAR: Final = 0.7  # share of moves to the device of a neighbour
 _TRIES: Final = 8  # to find an item to swap with
-_LARGEST: Final = 6  # pieces have up to 2 to this power items, half of it at most
+_LARGEST: Final = 6  # pieces have fewer items than 2 to this power
 _TIDY: Final = 0.05  # of each second of load counts even where the target is kept
 
 
@@ -144,30 +144,28 @@ def loads(problem: Problem, item: Whole | None = None) -> Loads:
 def fused(given: Loads, value: float) -> Loads:
     """The same with what no plan below this value can separate in one item, and items kept off where they alone exceed.
 
-    A message is too long for a link if either end that pays, or a channel, carries it for longer than the value.
+    A link is out of the question if a message and its end, where that pays, or a channel, take longer than the value.
     """
     while True:
         problem, links = given.problem, ~np.eye(given.problem.num_devices, dtype=np.bool_)
         may = given.may & (given.seconds.sum(axis=0) <= value)
         if not may.any(axis=1).all():
             return given
-        given = Loads(**{**_fields(given), "may": may})
-        charged = given.pays[:, None] | given.pays[None, :]
+        given = given if (may == given.may).all() else replace(given, may=may)
+        # What either end carries besides, where that is added up.
+        alone = np.where(problem.execution.overlap, 0.0, given.seconds.sum(axis=0))
+        ends, times = (given.sender[given.message], given.reader), given.times[given.message]
+        blocked = given.pays[:, None] & (times + alone[ends[0]][:, :, None] > value)
+        blocked |= given.pays[None, :] & (times + alone[ends[1]][:, None, :] > value)
         if problem.execution.contention == "channel":
-            charged = np.ones_like(charged)
-        blocked = (given.times > value) & (charged & links)[None]
-        ends = given.sender[given.message], given.reader
+            blocked |= times > value
         possible = may[ends[0]][:, :, None] & may[ends[1]][:, None, :] & links
-        together = given.receives[given.message] & ~(possible & ~blocked[given.message]).any(axis=(1, 2))
+        together = given.receives[given.message] & ~(possible & ~blocked).any(axis=(1, 2))
         if not together.any():
             return given
         pairs = coo_array((np.ones(int(together.sum())), (ends[0][together], ends[1][together])), (given.items,) * 2)
         label = connected_components(pairs, directed=False)[1].astype(np.int64)
         given = loads(problem, label[given.item])
-
-
-def _fields(given: Loads) -> dict[str, Any]:
-    return {name: getattr(given, name) for name in Loads.__dataclass_fields__}
 
 
 # ---- a search --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -13,11 +16,14 @@ from placewise.planners.cover import Cover
 from placewise.planners.linear import TOLERANCE, Programme, Solver, tariff
 from placewise.planners.loads import Annealer, Loads, fused, loads
 from placewise.problem import Problem
+from placewise.simulator.throughput import throughput_loads
 
 _CLOSE: Final = 3 * TOLERANCE  # relative gap that the tolerances of the solvers leave
-_FIRST: Final = 0.02  # share of the budget in which a solver may show that the problem is easy
-_SLICE: Final = 0.1  # share of the budget of a slice
-_SWEEPS: Final = 2000  # steps of an annealing, for each item
+_FIRST: Final = 0.05  # share of the budget in which a solver may show that the problem is easy
+_SLICE: Final = 0.04  # share of the budget of the first slice of each method
+_LONGEST: Final = 0.2  # share of the last; slices grow, as what a solver did in one is lost in the next
+_PART: Final = 0.03  # share of the budget that two or three devices may take
+_SWEEPS: Final = 2500  # steps of an annealing, for each item
 _MOST: Final = 4_000_000  # of them in all
 _STEPS: Final = 200_000  # of an annealing, between looks at the clock
 _LARGEST: Final = 30_000  # items times devices that a programme may have
@@ -51,10 +57,13 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
         return
     state = _State(problem, ctx, solver)
     state.solve(_FIRST, heuristics=True)
+    share = _SLICE
     while not state.done():
-        state.anneal()
-        if not state.done() and not state.cover(_SLICE):
-            state.solve(2 * _SLICE)
+        state.anneal(share / 2)
+        state.polish(share / 2)
+        if not state.done() and not state.cover(share):
+            state.solve(share)
+        share = min(1.5 * share, _LONGEST)
 
 
 def _warm_start(ctx: Context) -> None:
@@ -71,8 +80,12 @@ class _State:
         self._budget = ctx.seconds_left
         self._cover: Cover | None = None
         self._finished = False
+        self._solved = 0.0  # what the solver proved by itself
+        self._others: list[tuple[int, ...]] = []  # devices to deal out anew with the busiest
         self._given = loads(problem)
         self._fuse()
+        if ctx.best is not None:
+            self._regroup()
 
     def done(self) -> bool:
         """Whether the best is proved, as far as solvers can tell, or the budget is spent."""
@@ -94,36 +107,71 @@ class _State:
         before = self._ctx.best_value
         if self._ctx.evaluate(self._given.placement(device)) < before:
             self._fuse()
+            self._regroup()
 
-    def anneal(self) -> None:
-        """One annealing from the best plan, towards a target between it and the bound."""
+    def _regroup(self) -> None:
+        """Begin again with pairs, then threes, in any order."""
+        others = [d for d in self._given.usable.tolist() if d != self._busiest()]
+        groups = [self._ctx.rng.permutation(list(combinations(others, size))).tolist() for size in (2, 1)]
+        self._others = [tuple(group) for some in groups for group in some if len(others) > 2 or len(group) < 2]
+
+    def _busiest(self) -> int:
+        """The device with the highest load of its own."""
+        assert self._ctx.best is not None
+        compute, transfer, _, _ = throughput_loads(self._problem, self._ctx.best[0][None])
+        load = np.maximum(compute, transfer) if self._problem.execution.overlap else compute + transfer
+        return int(load[0].sum(axis=0).argmax())
+
+    def anneal(self, share: float) -> None:
+        """Anneal for a share of the budget, each time from the best plan to a target between it and the bound."""
+        ctx, until = self._ctx, self._ctx.seconds + share * self._budget
+        while ctx.best is not None and not self.done():
+            self._anneal()
+            if ctx.seconds >= until or until == math.inf:
+                return
+
+    def _anneal(self) -> None:
         ctx, rng, given = self._ctx, self._ctx.rng, self._given
-        if ctx.best is None:
-            return
+        assert ctx.best is not None
         device, value = given.devices(ctx.best[0]), ctx.best_value
-        target = value - rng.uniform(0.05, 0.7) * (value - ctx.lower_bound)
-        hot, fall = value * 10 ** rng.uniform(-2.5, -1.0), 10 ** rng.uniform(-3.0, -1.5)
+        target = value - rng.uniform(0.3, 0.9) * (value - ctx.lower_bound)
+        hot, fall = value * 10 ** rng.uniform(-2.0, -0.9), 10 ** rng.uniform(-3.0, -2.0)
         steps = min(_SWEEPS * given.items, _MOST, ctx.evaluations_left // 2)
         walks = -(-steps // _STEPS)
-        found: list[Ints] = []
+        found = None
         for i in range(walks):
             if ctx.should_stop():
                 break
-            part = steps // walks
             heat = hot * fall ** (i / walks)
-            best, least = self._annealer.walk(
-                device, target, heat, heat * fall ** (1 / walks), part, int(rng.integers(2**31))
-            )
-            ctx.spend(part)
+            cold, seed = heat * fall ** (1 / walks), int(rng.integers(2**31))
+            best, least = self._annealer.walk(device, target, heat, cold, steps // walks, seed)
+            ctx.spend(steps // walks)
             if least < value * (1 - 1e-9):
-                found, value = [best], least
-        for best in found:
-            self._try(best)
+                found, value = best, least
+        if found is not None:
+            self._try(found)
+
+    def polish(self, share: float) -> None:
+        """For a share of the budget, deal out anew what the busiest device and one or two others have."""
+        ctx, until = self._ctx, self._ctx.seconds + share * self._budget
+        while ctx.best is not None and self._others and not self.done():
+            given, device = self._given, self._given.devices(ctx.best[0])
+            freed = np.array([self._busiest(), *self._others.pop()])
+            every = np.arange(self._problem.num_devices)
+            where = np.where(np.isin(device, freed)[:, None], np.isin(every, freed), every == device[:, None])
+            part = replace(given, may=given.may & where)
+            ctx.spend(1)
+            programme = Programme(part, self._costs, self._solver, ctx.best_value * (1 - TOLERANCE), ctx.lower_bound)
+            answer = programme.solve(min(_PART * self._budget, ctx.seconds_left), _NODES)
+            if answer.device is not None:
+                self._try(answer.device)
+            if ctx.seconds >= until:
+                return
 
     def cover(self, share: float) -> bool:
-        """Raise the bound by covers for a share of the budget; False if it is as high as it gets."""
+        """Raise the bound by covers for a share of the budget; False if the solver alone, or nothing, proves more."""
         ctx, cover = self._ctx, self._cover
-        if cover is None or ctx.best is None or cover.exhausted:
+        if cover is None or ctx.best is None or cover.exhausted or 0.0 < cover.bound < self._solved:
             return False
         cover.learn(self._given.devices(ctx.best[0]))
         cover.prove(ctx, ctx.best_value * (1 - TOLERANCE), min(share * self._budget, ctx.seconds_left))
@@ -143,6 +191,7 @@ class _State:
         if answer.done and answer.device is None and ctx.best is None:
             self._finished = True  # there is no plan
             return
+        self._solved = max(self._solved, answer.bound)
         ctx.bound(answer.bound)
         if answer.device is not None:
             self._try(answer.device)

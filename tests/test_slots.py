@@ -17,6 +17,7 @@ from placewise.cluster import Cluster, Device, Link
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import dnn_partitioning
 from placewise.planners import slot_milp
+from placewise.planners.slot_search import Row, Walk
 from placewise.problem import Execution
 from placewise.report.explain import critical_chain
 from placewise.simulator import evaluate, simulate, violations
@@ -209,6 +210,30 @@ def test_a_row_is_cut_in_the_best_way():
     found = plan(problem, "slot-search", budget=Budget(evaluations=2))
     assert found.value == (1 + 1) + (1 + 2 + 1) + (1 + 2)
     assert brute_force(problem)[0] == found.value
+
+
+def test_a_cut_chain_is_the_best_of_all_placements():
+    """On a chain, only intervals are convex. Accelerators differ in every other case: then their order counts too."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(1, 7))
+        seconds = np.repeat(rng.integers(1, 9, (n, 1)), 3, axis=1) * [1, 1 + seed % 2, 4]
+        problem = problem_of(
+            seconds, [(i, i + 1) for i in range(n - 1)], sizes=rng.integers(0, 5, n), resident=rng.integers(0, 4, n),
+            cluster=accelerators_and_pool(2, memory=6.0), execution=SLOTS,
+        )  # fmt: skip
+        row = Row(problem)
+        row.anneal(0.0, 40, seed)
+        assert evaluate(problem, row.placement()).score[0] == brute_force(problem)[0], seed
+
+
+def test_walks_see_what_the_simulator_sees():
+    for seed in range(60):
+        problem, rng = random_slots(seed, most_slots=1, max_ops=12)
+        if problem.num_ops and problem.num_devices > 1:
+            walk = Walk(problem, random_placement(rng, problem))
+            walk.anneal(1.0, 20, seed)
+            assert walk.value[1] == evaluate(problem, walk.placement()).value[0]
 
 
 def test_other_engines_are_refused():

@@ -25,6 +25,7 @@ _BEST: Final = 40  # sets that are worth most, from which walks begin
 _HIGHEST: Final = 0.3  # price of an item without work, in terms of the mean
 _NOTHING: Final = 1e-6  # of the mean price of an item
 _CLOSE: Final = 1e-3  # relative; what is nearer than this is not divided further
+_MORE: Final = 3.0  # times as long as a slice, for the first prices: they prove most in the least time
 _PATIENCE: Final = 25  # masters whose prices are not tried out while there are sets to be found
 _NODES: Final = 500  # of a solve, where there is no clock
 _IDLE = np.zeros(5, np.int64), np.zeros(0, np.int64), 0  # two devices without channels
@@ -65,8 +66,11 @@ class Cover:
         self._begun, self._patience = False, _PATIENCE
         self.bound = 0.0
         self.exhausted = False  # whether no prices prove more
-        for kind, items, _, _ in before._sets if before and len(before._kinds) == len(self._kinds) else ():
-            self._add(kind, items)
+        if before is not None:  # the same problem before it was known how good plans can be
+            self.bound, self._begun = before.bound, before._begun
+            same = before._given.items == given.items and len(before._kinds) == len(self._kinds)
+            for kind, items, _, _ in before._sets if same else ():
+                self._add(kind, items)
 
     def learn(self, device: Ints) -> None:
         """Know the sets of a plan."""
@@ -80,7 +84,7 @@ class Cover:
             self._goal = self._ceiling = value
             self._aim(value)
         if not self._begun:
-            self._begun = self._decide(ctx, self._work, seconds)
+            self._begun = self._decide(ctx, self._work, _MORE * seconds)
         while not self.exhausted and ctx.seconds < until and not ctx.should_stop():
             ctx.spend(1)
             prices, worth, left = self._prices()
@@ -126,6 +130,8 @@ class Cover:
     def _prices(self) -> tuple[Floats, Floats, float]:
         """(price of each item, what a set of each kind may be worth, what is left over)."""
         result = self._master.solve()
+        if not result.has_dual_feasible_solution():  # lost in numbers: these prices prove nothing
+            return np.zeros(self._given.items), np.zeros(len(self._kinds)), 0.0
         dual, scale = result.dual_values(), self._scale
         prices = np.array([dual[row] for row in self._covered]) / scale
         worth = np.array([-dual[row] for row in self._at_most]) / scale
@@ -171,7 +177,7 @@ class Cover:
         """
         cover = self._first, self._copies, prices
         programme = Programme(self._given, self._costs, self._solver, self._target, self.bound, cover=cover)
-        answer = programme.solve(min(seconds, ctx.seconds_left), _NODES)
+        answer = programme.solve(min(seconds, ctx.seconds_left), _NODES, gap=_CLOSE)
         self.bound = max(self.bound, answer.bound)
         ctx.bound(self.bound)
         if answer.device is not None:

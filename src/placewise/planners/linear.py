@@ -88,7 +88,7 @@ class Answer:
 
 
 class Programme:
-    """Items on devices, to minimise the busiest.
+    """Items on devices, to minimise the busiest; with `only`, the busiest of some, while the others keep the value.
 
     All devices; or, to prove a bound, one of each kind, with as many `copies`, which together must take items worth
     `prices.sum()`, and leave the rest.
@@ -96,7 +96,7 @@ class Programme:
 
     def __init__(
         self, given: Loads, costs: Tariff, solver: Solver, value: float, bound: float, *,
-        cover: tuple[Whole, Whole, Floats] | None = None,
+        cover: tuple[Whole, Whole, Floats] | None = None, only: Whole | None = None,
     ) -> None:  # fmt: skip
         from ortools.math_opt.python import mathopt
 
@@ -121,7 +121,7 @@ class Programme:
             self._messages_by_link()
         else:
             self._messages_by_device()
-        self._limits(cover)
+        self._limits(cover, given.usable if only is None else only)
         if cover is None:
             self._break_symmetry()
             self._count_devices()
@@ -223,7 +223,7 @@ class Programme:
         scarce: Flags = most > given.problem.capacity
         return scarce
 
-    def _limits(self, cover: tuple[Whole, Whole, Floats] | None) -> None:
+    def _limits(self, cover: tuple[Whole, Whole, Floats] | None, only: Whole) -> None:
         given, model, fast_sum = self._given, self._model, self._mathopt.fast_sum
         overlap = given.problem.execution.overlap
         for phase, busiest in enumerate(self._busiest):
@@ -232,8 +232,9 @@ class Programme:
                 if p == phase:
                     kind = what if overlap or what == "channel" else "device"
                     rows.setdefault((kind, place), []).extend(terms)
-            for terms in rows.values():
-                model.add_linear_constraint(fast_sum(terms) - busiest <= 0.0)
+            for (kind, place), terms in rows.items():
+                counts = kind == "channel" or place in only
+                model.add_linear_constraint(fast_sum(terms) <= (busiest if counts else self._top))
         for d, terms in self._held.items():
             if self._scarce[d]:
                 room = float(given.problem.capacity[d])
@@ -245,9 +246,9 @@ class Programme:
                         model.add_linear_constraint(scratch - own * self._on[u][d] >= 0.0)
                 held = [self._share(size, share) * variable for size, variable in terms if size > 0.0]
                 model.add_linear_constraint(fast_sum([*held, scratch]) <= self._share(room, share))
-        if cover is not None:
+        if cover is not None and cover[2].sum() > 0.0:
             _, copies, prices = cover
-            whole = max(float(prices.sum()), 1e-300) / 1e6
+            whole = float(prices.sum()) / 1e6
             worth = [
                 (float(np.ceil(n * prices[u] / whole)) if self._whole else n * prices[u] / whole) * self._on[u][d]
                 for d, n in zip(self._held, copies.tolist(), strict=True)
@@ -284,12 +285,12 @@ class Programme:
                 self._model.add_linear_constraint(x - used[d] <= 0.0)
         self._model.add_linear_constraint(self._mathopt.fast_sum(used.values()) <= float(most))
 
-    def solve(self, seconds: float, nodes: int, *, heuristics: bool = True) -> Answer:
+    def solve(self, seconds: float, nodes: int, *, heuristics: bool = True, gap: float = TOLERANCE / 10) -> Answer:
         """Solve for so long; without a clock, for so many nodes (HiGHS) or units of deterministic time (CP-SAT)."""
         mathopt = self._mathopt
         timed = math.isfinite(seconds)
         limit = timedelta(seconds=max(seconds, 0.01)) if timed else None
-        asked = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=TOLERANCE / 10)
+        asked = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=gap)
         if self._solver == "highs":
             asked.highs.int_options["threads"] = 1
             if not timed:

@@ -146,6 +146,7 @@ def fused(given: Loads, value: float) -> Loads:
 
     A link is out of the question if a message and its end, where that pays, or a channel, take longer than the value.
     """
+    value *= 1 + 1e-9  # more than rounding amounts to
     while True:
         problem, links = given.problem, ~np.eye(given.problem.num_devices, dtype=np.bool_)
         may = given.may & (given.seconds.sum(axis=0) <= value)

@@ -23,11 +23,12 @@ _FIRST: Final = 0.05  # share of the budget in which a solver may show that the 
 _SLICE: Final = 0.04  # share of the budget of the first slice of each method
 _LONGEST: Final = 0.2  # share of the last; slices grow, as what a solver did in one is lost in the next
 _PART: Final = 0.03  # share of the budget that two or three devices may take
+_FINE: Final = 2e-4  # relative gap at which that is good enough
 _SWEEPS: Final = 2500  # steps of an annealing, for each item
 _MOST: Final = 4_000_000  # of them in all
 _STEPS: Final = 200_000  # of an annealing, between looks at the clock
 _LARGEST: Final = 30_000  # items times devices that a programme may have
-_NODES: Final = 2_000  # of a solve, where there is no clock
+_NODES: Final = 1_000  # of the first solve, where there is no clock; each has twice as many
 
 
 def _compile(problem: Problem) -> None:
@@ -57,12 +58,12 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
         return
     state = _State(problem, ctx, solver)
     state.solve(_FIRST, heuristics=True)
-    share = _SLICE
+    share, by_covers = _SLICE, True
     while not state.done():
         state.anneal(share / 2)
         state.polish(share / 2)
-        if not state.done() and not state.cover(share):
-            state.solve(share)
+        by_covers = state.covers_pay or (state.covers_may and not by_covers)
+        (state.cover if by_covers else state.solve)(share)
         share = min(1.5 * share, _LONGEST)
 
 
@@ -78,12 +79,11 @@ class _State:
     def __init__(self, problem: Problem, ctx: Context, solver: Solver) -> None:
         self._problem, self._ctx, self._solver = problem, ctx, solver
         self._budget = ctx.seconds_left
-        self._cover: Cover | None = None
         self._finished = False
+        self._nodes = _NODES // 2
         self._solved = 0.0  # what the solver proved by itself
-        self._others: list[tuple[int, ...]] = []  # devices to deal out anew with the busiest
-        self._given = loads(problem)
-        self._fuse()
+        self._groups: list[tuple[int, ...]] = []  # of devices to deal out anew, the next one last
+        self._take(fused(loads(problem), ctx.best_value), None)
         if ctx.best is not None:
             self._regroup()
 
@@ -92,35 +92,32 @@ class _State:
         close = self._ctx.best_value <= self._ctx.lower_bound * (1 + _CLOSE)
         return self._finished or close or self._ctx.should_stop()
 
-    def _fuse(self) -> None:
-        """Take the best value into account."""
-        given = fused(self._given, self._ctx.best_value)
-        if given is self._given and self._cover is not None:
-            return
-        kept = self._cover if given.items == self._given.items else None
-        self._given, self._costs = given, tariff(given)
-        self._annealer = Annealer(given)
-        self._cover = Cover(given, self._costs, self._solver, self._ctx.rng, kept)
+    @property
+    def _large(self) -> bool:
+        """Whether there is too much for a programme."""
+        return self._given.items * len(self._given.usable) > _LARGEST
+
+    def _take(self, given: Loads, known: Cover | None) -> None:
+        self._given, self._costs, self._annealer = given, tariff(given), Annealer(given)
+        self._cover = Cover(given, self._costs, self._solver, self._ctx.rng, known)
 
     def _try(self, device: Ints) -> None:
         """Evaluate what is found, and go on from it if it is better."""
         before = self._ctx.best_value
         if self._ctx.evaluate(self._given.placement(device)) < before:
-            self._fuse()
+            given = fused(self._given, self._ctx.best_value)
+            if given is not self._given:
+                self._take(given, self._cover)
             self._regroup()
 
     def _regroup(self) -> None:
-        """Begin again with pairs, then threes, in any order."""
-        others = [d for d in self._given.usable.tolist() if d != self._busiest()]
-        groups = [self._ctx.rng.permutation(list(combinations(others, size))).tolist() for size in (2, 1)]
-        self._others = [tuple(group) for some in groups for group in some if len(others) > 2 or len(group) < 2]
-
-    def _busiest(self) -> int:
-        """The device with the highest load of its own."""
+        """The busiest device with each other one, the least busy first; then with two others."""
         assert self._ctx.best is not None
         compute, transfer, _, _ = throughput_loads(self._problem, self._ctx.best[0][None])
         load = np.maximum(compute, transfer) if self._problem.execution.overlap else compute + transfer
-        return int(load[0].sum(axis=0).argmax())
+        devices = self._given.usable[np.argsort(load[0].sum(axis=0)[self._given.usable], kind="stable")].tolist()
+        ones, twos = [list(combinations(devices[:-1], size)) for size in (1, 2)]
+        self._groups = [(devices[-1], *others) for others in [*reversed(twos), *reversed(ones)]]
 
     def anneal(self, share: float) -> None:
         """Anneal for a share of the budget, each time from the best plan to a target between it and the bound."""
@@ -153,34 +150,44 @@ class _State:
 
     def polish(self, share: float) -> None:
         """For a share of the budget, deal out anew what the busiest device and one or two others have."""
-        ctx, until = self._ctx, self._ctx.seconds + share * self._budget
-        while ctx.best is not None and self._others and not self.done():
-            given, device = self._given, self._given.devices(ctx.best[0])
-            freed = np.array([self._busiest(), *self._others.pop()])
-            every = np.arange(self._problem.num_devices)
-            where = np.where(np.isin(device, freed)[:, None], np.isin(every, freed), every == device[:, None])
-            part = replace(given, may=given.may & where)
+        ctx, until, every = self._ctx, self._ctx.seconds + share * self._budget, np.arange(self._problem.num_devices)
+        while self._groups and not self._large and not self.done():
+            assert ctx.best is not None
+            given, device, group = self._given, self._given.devices(ctx.best[0]), np.array(self._groups.pop())
+            where = np.where(np.isin(device, group)[:, None], np.isin(every, group), every == device[:, None])
+            part, value = replace(given, may=given.may & where), ctx.best_value * (1 - TOLERANCE)
             ctx.spend(1)
-            programme = Programme(part, self._costs, self._solver, ctx.best_value * (1 - TOLERANCE), ctx.lower_bound)
-            answer = programme.solve(min(_PART * self._budget, ctx.seconds_left), _NODES)
+            programme = Programme(part, self._costs, self._solver, value, 0.0, only=group)
+            answer = programme.solve(min(_PART * self._budget, ctx.seconds_left), _NODES, gap=_FINE)
             if answer.device is not None:
                 self._try(answer.device)
             if ctx.seconds >= until:
                 return
 
-    def cover(self, share: float) -> bool:
-        """Raise the bound by covers for a share of the budget; False if the solver alone, or nothing, proves more."""
+    @property
+    def covers_may(self) -> bool:
+        """Whether covers might prove more than they do."""
+        return self._ctx.best is not None and not self._large and not self._cover.exhausted
+
+    @property
+    def covers_pay(self) -> bool:
+        """Whether they prove more than the solver by itself."""
+        return self.covers_may and self._cover.bound >= self._solved
+
+    def cover(self, share: float) -> None:
+        """Raise the bound by covers, for a share of the budget."""
         ctx, cover = self._ctx, self._cover
-        if cover is None or ctx.best is None or cover.exhausted or 0.0 < cover.bound < self._solved:
-            return False
-        cover.learn(self._given.devices(ctx.best[0]))
-        cover.prove(ctx, ctx.best_value * (1 - TOLERANCE), min(share * self._budget, ctx.seconds_left))
-        return True
+        if ctx.best is not None and not self.done():
+            cover.learn(self._given.devices(ctx.best[0]))
+            cover.prove(ctx, ctx.best_value * (1 - TOLERANCE), min(share * self._budget, ctx.seconds_left))
 
     def solve(self, share: float, *, heuristics: bool = False) -> None:
         """Let the solver work on the whole problem for a share of the budget."""
         ctx, given = self._ctx, self._given
-        if given.items * len(given.usable) > _LARGEST:
+        if self.done():
+            return
+        if self._large:
+            self._finished = math.isinf(self._budget)  # without a clock there is no other end
             return
         best = ctx.best_value if ctx.best is not None else _ceiling(given)
         ctx.spend(1)

@@ -12,7 +12,7 @@ import pytest
 
 import reference
 from oracles import all_placements, brute_force
-from placewise import Budget, plan
+from placewise import Budget, files, plan
 from placewise.cluster import Cluster, Device, Link
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import dnn_partitioning
@@ -105,6 +105,12 @@ def test_settings_that_make_no_sense():
         replace(SLOTS, slots=0)
     with pytest.raises(InvalidInput, match="an engine with slots has no pipeline"):
         problem_of([[1.0]], objective="throughput", execution=SLOTS)
+
+
+def test_a_file_keeps_the_slots(tmp_path):
+    problem = problem_of([[1.0, 2.0]], execution=replace(SLOTS, slots=3))
+    files.save_problem(problem, tmp_path / "p.json")
+    assert files.load_problem_file(tmp_path / "p.json").execution == replace(SLOTS, slots=3)
 
 
 def test_the_kernel_equals_its_twin():

@@ -34,7 +34,7 @@ def pipeline(rng, **options):
 
 
 def with_equal_links(rng, problem):
-    """The same with links that are all alike, in a model of costs that ideals know exactly; often with equal devices."""
+    """The same with links that are all alike, and sends whose costs ideals know exactly; often with equal devices."""
     cluster, execution = problem.cluster, replace(problem.execution, contention="none")
     if execution.sends == "tensor":
         execution = replace(execution, staged=True)
@@ -128,6 +128,16 @@ def test_training_with_units_that_only_run_backward():
     assert left_out > 30
 
 
+def test_light_nodes_that_are_left_out_at_first_are_added_until_the_bound_is_met(monkeypatch):
+    monkeypatch.setattr(ideals, "_MOST_NODES", 2)
+    for seed in range(60):
+        rng = np.random.default_rng(2000 + seed)
+        problem = with_equal_links(rng, pipeline(rng))
+        value, bound = planned(problem)
+        assert value == pytest.approx(brute_force(problem)[0] if problem.num_ops else 0.0, rel=1e-12), seed
+        assert math.isinf(value) or bound >= value * (1 - 2e-9), seed
+
+
 def test_orders_are_never_better_than_the_best():
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -187,6 +197,7 @@ def test_too_many_ideals_leave_the_best_so_far_and_a_bound(monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(ideals, "_MOST_BYTES", 1 << 18)
     monkeypatch.setattr(ideals, "_MOST_LOOKS", 4)
+    monkeypatch.setattr(ideals, "_STEPS", 50_000)
     with pytest.raises(TooManyIdeals):
         Search(stages.stages_of(wide), 100.0, None).reach([30.0])
     found = plan(wide, "ideals", budget=Budget(seconds=60))
@@ -196,7 +207,7 @@ def test_too_many_ideals_leave_the_best_so_far_and_a_bound(monkeypatch):
 
 def test_the_table_grows():
     """12 ops in any order have 4096 ideals, more than the table begins with."""
-    problem = problem_of(np.ones((12, 2)), [(i, 12 - 1) for i in range(0)], sizes=0.0, objective="throughput")
+    problem = problem_of(np.ones((12, 2)), sizes=0.0, objective="throughput")
     search = Search(stages.stages_of(replace(problem, contiguous=True)), 12.0, None)
     assert search.reach([5.9]) is None
     found = search.reach([6.0])

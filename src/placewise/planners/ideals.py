@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
-from placewise.planners.repair import messages
-from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, without_free
+from placewise.planners.pipeline import dataflow_order
+from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, without
 from placewise.problem import Problem
 from placewise.simulator.throughput import throughput_loads
 
@@ -25,6 +25,8 @@ _ROUNDING: Final = 1e-12  # relative; in the sums of the simulator
 _CLOSE: Final = 5e-10  # relative; what is nearer is the same
 _ROUGHLY: Final = 0.25  # relative; how close a bound is worth while before free nodes are added
 _NEARLY: Final = 1e-3  # relative; from here on, the next limit is just below the best rather than halfway
+_MOST_NODES: Final = 512  # that are looked at to begin with; only the heaviest, if there are more
+_FEW: Final = 64  # nodes whose places are tried out
 _MOST_SETS: Final = 4096  # sets of devices, up to kind
 _MOST_BYTES: Final = 1 << 28  # of ideals
 _STEPS: Final = 1_000_000  # between two looks at the clock
@@ -53,28 +55,51 @@ def _compile(problem: Problem) -> None:
 def ideals(problem: Problem, ctx: Context) -> Ints | None:
     """The best contiguous pipeline, with proof, by dynamic programming over ideals (Tarnawski 2020, arXiv:2006.16423).
 
-    TODO
+    An ideal is a set of nodes with all that they read; a contiguous plan is a chain of ideals, and each stage what one
+    adds to the one before. For a limit of the load, the ideals are found that stages within the limit lead to, each
+    with the sets of devices that it takes; if all nodes are never reached, no plan keeps the limit. So the best plan is
+    closed in from both sides, and when time or memory is out, the last limit that no plan keeps is the bound.
+
+    Beyond the paper: devices of any number of kinds, forward and backward counted apart, copies that overlap, live
+    memory, pins, and no table of pairs. A plan's value is what the simulator says. It is proved best where links are
+    equal and sends are staged, per edge, or have one reader; elsewhere stages are charged the least that they may have
+    to pay (stages.py), which is a bound, and often the value too. Shared channels count in the value alone.
+
+    The paper ties units that only run backward to where their twins would run forward. Here they may be anywhere, as
+    the simulator allows. Such free units, and of many nodes the lightest, are left out at first (`stages.without`) and
+    added, the most doubtful first, until the bound meets the best plan. With all of them it is exact.
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)
-    ctx.delegate("ideals-linear", share=0.5)
+    if problem.num_units > _MOST_NODES:  # a first limit, soon
+        ctx.delegate("pipeline-dp", share=0.2)
+    ctx.delegate("ideals-linear", share=0.3, options={"orders": 3})
     every = below(stages_of(problem), ctx.best_value)
-    free = free_nodes(every)
-    free = out = free if len(free) < every.num_nodes else free[:0]
+    first = out = _left_out(every)
     while not ctx.should_stop():
-        stages = below(without_free(every, out), ctx.best_value)
-        found = settle(problem, ctx, stages, proves=True, within=_ROUGHLY if len(out) else _CLOSE)
+        stages = below(without(every, out), ctx.best_value)
+        within = _NEARLY if len(out) > _FEW else _ROUGHLY if len(out) else _CLOSE
+        found = settle(problem, ctx, every, stages, proves=True, within=within)
         if not len(out) or ctx.should_stop():
             return None
-        if found is None:  # too many ideals: let it be the bound without free nodes
-            settle(problem, ctx, below(without_free(every, free), ctx.best_value), proves=True)
+        if found is None:  # too many ideals: let it be the bound without those nodes
+            settle(problem, ctx, every, below(without(every, first), ctx.best_value), proves=True)
             return None
         out = np.delete(out, _most_doubtful(problem, every, out, found))
     return None
 
 
-def _most_doubtful(problem: Problem, stages: Stages, free: Whole, placement: Ints) -> int:
-    """Which of the nodes that were left out is likely to cost the busiest device most beyond what is counted.
+def _left_out(stages: Stages) -> Whole:
+    """What to leave out at first: free nodes and, of many, those with the least work."""
+    work = np.where(np.isfinite(stages.compute), stages.compute, np.inf).min(axis=1).sum(axis=1)
+    rank = np.argsort(np.argsort(-work, kind="stable"))
+    rank[free_nodes(stages)] = _MOST_NODES
+    out = np.flatnonzero(rank >= _MOST_NODES)
+    return out if len(out) < stages.num_nodes else out[:0]
+
+
+def _most_doubtful(problem: Problem, stages: Stages, out: Whole, placement: Ints) -> NDArray[np.intp]:
+    """Which few of the nodes that were left out are likely to cost the busiest device most beyond what is counted.
 
     That is one message where the device has some of its neighbours and lacks some, and its work where it has all.
     """
@@ -92,13 +117,16 @@ def _most_doubtful(problem: Problem, stages: Stages, free: Whole, placement: Int
         np.maximum.at(counted, end, crosses)
     work = np.where(np.isfinite(stages.compute), stages.compute, np.inf).min(axis=1).sum(axis=1)
     doubt = paid - counted + np.where(there & ((paid > 0) | (every < work)), work, 0.0)
-    return int((doubt + 1e-6 * (every + work))[free].argmax())
+    return np.argsort(-(doubt + 1e-6 * (every + work))[out], kind="stable")[: 1 + len(out) // 16]
 
 
 def settle(
-    problem: Problem, ctx: Context, stages: Stages, order: Whole | None = None, *, proves: bool, within: float = _CLOSE
-) -> Ints | None:
+    problem: Problem, ctx: Context, every: Stages, stages: Stages, order: Whole | None = None, *,
+    proves: bool, within: float = _CLOSE,
+) -> Ints | None:  # fmt: skip
     """Find the best pipeline, among those that cut an order of the nodes where one is given; returns the last found.
+
+    `every` are the stages with what was left out.
 
     `reached` is the least value that a pipeline was found to have at these costs, which may be less than what the
     simulator says (see stages.py). The search ends when no pipeline is below it, or when it is that close to the bound.
@@ -118,7 +146,7 @@ def settle(
                     ctx.bound(limit * (1 - _ROUNDING))
             else:
                 reached = min(reached, found[0])
-                last = _evaluate(problem, ctx, stages, found[1])
+                last = _evaluate(problem, ctx, every, stages, found[1])
         top = min(reached, ctx.best_value) * (1 - _CLOSE)
         if low >= top * (1 - within):
             break
@@ -131,41 +159,56 @@ def settle(
     return last
 
 
-def _evaluate(problem: Problem, ctx: Context, stages: Stages, chain: Sequence[Stage]) -> Ints:
+def _evaluate(problem: Problem, ctx: Context, every: Stages, stages: Stages, chain: Sequence[Stage]) -> Ints:
     """The placement of a chain of stages. Devices of a kind are alike, so they are used in turn.
 
-    Units that were left out go where they exchange most, then one by one where they do best.
+    Nodes that were left out go where they exchange most; then, if they are few, one by one where they do best.
     """
-    device, left = np.zeros(stages.num_nodes, np.int32), [list(devices) for devices in stages.kinds.devices]
-    for nodes, kind in chain:
-        device[nodes] = left[kind].pop(0)
-    home = np.where(stages.node < 0, -1, device[stages.node]).astype(np.int32)
-    out = np.flatnonzero(home < 0)
+    stage_of, left = np.zeros(stages.num_nodes, np.int64), [list(devices) for devices in stages.kinds.devices]
+    device = np.array([left[kind].pop(0) for _, kind in chain], np.int32)
+    for i, (nodes, _) in enumerate(chain):
+        stage_of[nodes] = i
+    place = np.zeros(every.num_nodes, np.int64)
+    place[every.node] = np.where(stages.node < 0, -1, stage_of[stages.node])
+    out = np.flatnonzero(place < 0)
     if len(out):
-        _settle_down(problem, home, out)
-    value = ctx.evaluate(home[problem.unit])
-    seconds = problem.per_unit(problem.seconds)
-    moves = [(unit, d) for unit in out.tolist() for d in np.flatnonzero(np.isfinite(seconds[unit])).tolist()]
+        _fill_in(every, [kind for _, kind in chain], place)
+    home = device[place]
+    value = ctx.evaluate(home[every.node[problem.unit]])
+    able: NDArray[np.bool_] = np.isfinite(every.compute[:, :, 0])  # in one phase as in the other
+    kind_of = {d: k for k, devices in enumerate(every.kinds.devices) for d in devices}
+    moves = [(v, d) for v in out.tolist() for d, k in kind_of.items() if able[v, k]] if len(out) <= _FEW else []
     while moves and not ctx.should_stop():
         rows = np.tile(home, (len(moves), 1))
-        rows[np.arange(len(moves)), [unit for unit, _ in moves]] = [d for _, d in moves]
-        values = ctx.evaluate_batch(rows[:, problem.unit])
+        rows[np.arange(len(moves)), [v for v, _ in moves]] = [d for _, d in moves]
+        values = ctx.evaluate_batch(rows[:, every.node[problem.unit]])
         if not (len(values) and values.min() < value):
             break
         home, value = rows[values.argmin()], float(values.min())
-    return home[problem.unit]
+    return home[every.node[problem.unit]]
 
 
-def _settle_down(problem: Problem, home: Ints, units: NDArray[np.intp]) -> None:
-    """Give each of the units the device of those that it exchanges most bytes with."""
-    allowed, seconds, sent = problem.allowed[problem.first_of_unit], problem.per_unit(problem.seconds), messages(problem)
-    size, sender = sent.bytes[sent.message] + 1e-9, sent.sender[sent.message]
-    for unit in units.tolist() * 2:
-        near = np.zeros(problem.num_devices)
-        for end, other in ((sender, sent.reader), (sent.reader, sender)):
-            mine = (end == unit) & (home[other] >= 0)
-            np.add.at(near, home[other[mine]], size[mine])
-        home[unit] = np.lexsort((seconds[unit], -near, ~allowed[unit]))[0]
+def _fill_in(every: Stages, kinds: list[int], place: Whole) -> None:
+    """Give each node whose place is -1 a stage that keeps the flow of data, with those that it exchanges most with."""
+    n, able = every.num_nodes, np.isfinite(every.compute[:, :, 0])
+    after_ptr, after = _lists(every.tail, every.head, n)
+    before_ptr, before = _lists(every.head, every.tail, n)
+    one, other = every.sender[every.message], every.reader
+    near_ptr, near = _lists(np.concatenate([one, other]), np.concatenate([other, one]), n)
+    cost = np.maximum(every.send, every.receive).max(axis=1, initial=0.0)[every.message] + 1e-12
+    weight = np.concatenate([cost, cost])[np.argsort(np.concatenate([one, other]), kind="stable")]
+    order = np.argsort(dataflow_order(every.tail, every.head, np.arange(n))).tolist()
+    latest = np.where(place < 0, len(kinds) - 1, place)
+    for v in reversed(order):
+        latest[v] = min([latest[v], *latest[after[after_ptr[v] : after_ptr[v + 1]]].tolist()])
+    for v in order:
+        if place[v] < 0:
+            low = max([0, *place[before[before_ptr[v] : before_ptr[v + 1]]].tolist()])
+            drawn, mine = np.zeros(len(kinds)), slice(near_ptr[v], near_ptr[v + 1])
+            known = place[near[mine]] >= 0
+            np.add.at(drawn, place[near[mine]][known], weight[mine][known])
+            fit = [i for i in range(low, max(low, int(latest[v])) + 1) if able[v, kinds[i]]] or [low]
+            place[v] = max(fit, key=lambda i: drawn[i])
 
 
 class Search:
@@ -200,7 +243,7 @@ class Search:
         self._receive = np.hstack([_floor(stages.receive[:, costs], self._second), _floor(bytes_held, byte)])
         compute, need = _floor(stages.compute, self._second), _floor(stages.need[:, None], byte)
         self._columns = phases * self._send.shape[1]
-        self._room = _floor(stages.kinds.room, byte)
+        self._room = _floor(stages.kinds.room, byte, _NO_LIMIT)
         self._scratch = _floor(stages.scratch, byte)
 
         count = np.array([len(devices) for devices in stages.kinds.devices])
@@ -221,7 +264,8 @@ class Search:
         if (self._room < _NO_LIMIT).all():
             weights.append(need[:, 0])
             self._supply.append((-1, (free * self._room).sum(axis=1)))
-        self._own = np.ascontiguousarray(np.hstack([compute.reshape(n, kinds * phases), need, *(w[:, None] for w in weights)]))
+        columns = [compute.reshape(n, kinds * phases), need, *(weight[:, None] for weight in weights)]
+        self._own = np.ascontiguousarray(np.hstack(columns))
         self._zobrist = np.random.default_rng(0).integers(1, 2**63, n, np.uint64)
 
     def decide(self, limit: float) -> tuple[float, list[Stage]] | None:
@@ -253,8 +297,8 @@ class Search:
             left[j] = np.minimum(np.ceil(total * (1 + 1e-12)) + 1, _NO_LIMIT)
         table = _Table(n, self._words)
         given = (
-            *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._bytes_column, self._room,
-            self._step, self._may_add, cap, left, stages.overlap, self._zobrist,
+            *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff,
+            self._bytes_column, self._room, self._step, self._may_add, cap, left, stages.overlap, self._zobrist,
         )  # fmt: skip
         for _ in range(_MOST_LOOKS):
             verdict = _grow(*given, *table.arrays, *table.work(self), _STEPS)
@@ -279,8 +323,9 @@ class Search:
         work += [np.zeros(size, np.int64) for size in (self._columns, self._columns, self._own.shape[1], self._phases)]
         while table.size(at):
             best, kind = _last_stage(
-                *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._bytes_column, self._room,
-                self._step, self._may_add, cap, stages.overlap, table.member, table.used, table.count, at, in_use, *work,
+                *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._bytes_column,
+                self._room, self._step, self._may_add, cap, stages.overlap, table.member, table.used, table.count, at,
+                in_use, *work,
             )  # fmt: skip
             loads = np.maximum(loads, work[-1])
             chain.append((table.nodes(at) & ~table.nodes(best), int(kind)))
@@ -293,17 +338,18 @@ def _quantum(total: float) -> float:
     return 2.0 ** (math.frexp(total)[1] - _BITS) if total > 0 else 1.0
 
 
-def _floor(values: Floats, quantum: float) -> Whole:
+def _floor(values: Floats, quantum: float, endless: int = _NEVER) -> Whole:
     """Rounded down, so that no stage costs more than it does."""
-    endless = ~np.isfinite(values)
-    return np.where(endless, _NEVER if values.ndim > 1 else _NO_LIMIT, np.floor(np.where(endless, 0.0, values) / quantum)).astype(np.int64)
+    finite = np.isfinite(values)
+    return np.where(finite, np.floor(np.where(finite, values, 0.0) / quantum), endless).astype(np.int64)
 
 
 def _prices(compute: Whole) -> Floats:
     """[K] what a second is worth: such that all the work costs the same everywhere. Any prices give a valid bound."""
     able = compute < _NEVER
     total = np.where(able, compute, compute.min(axis=1, keepdims=True)).sum(axis=0).astype(np.float64)
-    return np.minimum(1.0, max(total.min(initial=np.inf), 1.0) / np.maximum(total, 1.0))
+    price: Floats = np.minimum(1.0, max(total.min(initial=np.inf), 1.0) / np.maximum(total, 1.0))
+    return price
 
 
 def _lists(owner: Whole, item: Whole, count: int) -> tuple[Whole, Whole]:
@@ -342,8 +388,8 @@ class _Table:
     @property
     def arrays(self) -> tuple[NDArray[np.uint64] | NDArray[np.int32] | Whole, ...]:
         return (
-            self.slot, self.key, self.member, self.used, self.following, self.first, self.state, self.hash, self.now
-        )
+            self.slot, self.key, self.member, self.used, self.following, self.first, self.state, self.hash, self.now,
+        )  # fmt: skip
 
     @property
     def count(self) -> int:
@@ -565,7 +611,8 @@ def _grow(  # type: ignore[no-untyped-def]
             # ---- a new stage: which kinds of devices can have it, and where that leads
             target, hit = -1, False
             for k in range(kinds):
-                if usable[k] and _fits(k, full, done, most_scratch[level], tariff, columns, bytes_column, room, cap, overlap):
+                top = most_scratch[level]
+                if usable[k] and _fits(k, full, done, top, tariff, columns, bytes_column, room, cap, overlap):
                     if not hit:
                         hit = True
                         for w in range(words):
@@ -609,7 +656,7 @@ def _grow(  # type: ignore[no-untyped-def]
                         state[_COUNT] += 1
                         slot[spot] = target
                         key[target] = hash_now[0]
-                        size = 0
+                        size = np.int64(0)
                         for w in range(row):
                             member[target * row + w] = now[w]
                         for v in range(n):
@@ -651,7 +698,8 @@ def _grow(  # type: ignore[no-untyped-def]
             if joins:
                 top, fits = max(most_scratch[level], scratch[v]), False
                 for k in range(kinds):
-                    fits = fits or (usable[k] and _fits(k, sure, done, top, tariff, columns, bytes_column, room, cap, overlap))
+                    if usable[k] and not fits:
+                        fits = _fits(k, sure, done, top, tariff, columns, bytes_column, room, cap, overlap)
                 begin[level + 1] = at[level + 1] = at[level] + 1 if fits else last
                 end[level + 1], most_scratch[level + 1] = last, top
                 level += 1
@@ -667,8 +715,8 @@ def _grow(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _last_stage(  # type: ignore[no-untyped-def]
-    sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, scratch, tariff, bytes_column, room, step, may_add,
-    cap, overlap, member, used, count, target, in_use, inside, never, inner, full, sure, done, load,
+    sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, scratch, tariff, bytes_column, room,
+    step, may_add, cap, overlap, member, used, count, target, in_use, inside, never, inner, full, sure, done, load,
 ):  # fmt: skip
     """(the ideal before, the kind of device) of a stage with the least load that leads to an ideal; `load` is set."""
     n, kinds, phases, one, words = len(inside), len(tariff), len(cap), np.uint64(1), len(may_add) // len(tariff)

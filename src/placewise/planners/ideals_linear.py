@@ -19,9 +19,10 @@ def _compile(problem: Problem) -> None:
 
 @planner("ideals-linear", objectives={"throughput"}, supports=why_not, compile=_compile)
 def ideals_linear(problem: Problem, ctx: Context, *, orders: int = 8) -> Ints | None:
-    """The best cuts of a few topological orders (DPL in Tarnawski 2020, arXiv:2006.16423).
+    """The best cuts of a few topological orders, as if each were a chain (DPL in Tarnawski 2020, arXiv:2006.16423).
 
-    TODO
+    The first order is the program's, the others are random. Stages cost what they do in the graph itself, with devices
+    of any kinds in any order; pipeline-dp charges what crosses several stages as if each handed it on to the next.
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)
@@ -29,7 +30,7 @@ def ideals_linear(problem: Problem, ctx: Context, *, orders: int = 8) -> Ints | 
     for i in range(orders):
         if ctx.should_stop() and i > 0:
             break
-        settle(problem, ctx, stages, _order(stages, ctx, mixed=i > 0), proves=False)
+        settle(problem, ctx, stages, stages, _order(stages, ctx, mixed=i > 0), proves=False)
     return None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,11 +91,11 @@ class Stages:
         pair = np.unique(label[self.tail] * n + label[self.head])
         pair = pair[pair // n != pair % n]
         return replace(
-            self, node=np.where(self.node < 0, -1, label[self.node]), compute=added(self.compute), need=added(self.need), scratch=scratch,
-            tail=pair // n, head=pair % n, **self._joined(label),
+            self, node=np.where(self.node < 0, -1, label[self.node]), compute=added(self.compute),
+            need=added(self.need), scratch=scratch, tail=pair // n, head=pair % n, **self._joined(label),
         )  # fmt: skip
 
-    def _joined(self, label: Whole) -> dict[str, NDArray[np.int64] | Floats]:
+    def _joined(self, label: Whole) -> dict[str, Any]:
         """The messages that still go from node to node; those of one sender, phase and set of readers are one."""
         n = int(label.max(initial=0)) + 1
         sender, away = label[self.sender], label[self.sender][self.message] != label[self.reader]
@@ -105,7 +105,7 @@ class Stages:
         text, size = reader.tobytes(), reader.itemsize
         ends, phases = sender.tolist(), self.phase.tolist()
         known: dict[tuple[int, int, bytes], int] = {}
-        kept, into = [], np.full(self.num_messages, -1, np.int64)
+        into, kept = np.full(self.num_messages, -1, np.int64), list[int]()
         for m in range(self.num_messages):
             if start[m] < start[m + 1]:
                 key = (ends[m], phases[m], text[start[m] * size : start[m + 1] * size])
@@ -161,19 +161,19 @@ def _plain(problem: Problem) -> Stages:
         parts = [(tensor, True, False), (graph.num_tensors + edge, False, True)]
     else:
         parts = [(edge, True, True)]
-    columns: dict[str, list[NDArray[np.int64] | Floats]] = {}
+    columns: dict[str, list[NDArray[Any]]] = {}
     for message, sends, receives in parts:
         ids, first, inverse = np.unique(message, return_index=True, return_inverse=True)
-        producer, size = graph.edge_producer[first], graph.tensor_bytes[tensor[first]]
+        producer, size = graph.edge_producer[first].astype(np.int64), graph.tensor_bytes[tensor[first]]
         to, by = _transfer_times(problem, kinds, producer, size, inverse)
-        made = {
+        column_of: dict[str, NDArray[Any]] = {
             "sender": unit[producer], "phase": back[producer] if phases > 1 else np.zeros(len(ids), np.int64),
             "send": to * sends, "receive": by * receives, "copy": size * (live and receives),
             "message": inverse + sum(map(len, columns.get("sender", ()))), "reader": unit[graph.consumers],
         }  # fmt: skip
-        for name, column in made.items():
+        for name, column in column_of.items():
             columns.setdefault(name, []).append(column)
-    whole = {name: np.concatenate(column) for name, column in columns.items()}
+    whole: dict[str, Any] = {name: np.concatenate(column) for name, column in columns.items()}
     both = np.concatenate([whole["send"], whole["receive"], np.zeros((1, len(one)))])
     tariff = np.unique(both, axis=1, return_index=True, return_inverse=True)[1:]
     whole["send"], whole["receive"] = whole["send"][:, tariff[0]], whole["receive"][:, tariff[0]]
@@ -254,27 +254,27 @@ def free_nodes(stages: Stages) -> Whole:
     return np.flatnonzero(~tied)
 
 
-def without_free(stages: Stages, free: Whole) -> Stages:
-    """A relaxation: some free nodes are left out, and their ties join their neighbours.
+def without(stages: Stages, nodes: Whole) -> Stages:
+    """A relaxation: some nodes are left out, and their ties join their neighbours. `node` is -1 for them.
 
-    Such a node f may be anywhere, and ideals have to tell all sets of them apart. Instead, look at the nodes that f
-    exchanges messages with which nobody else reads. A stage that has some of these nodes and lacks some pays for one
-    of the messages at least: with the nodes that it has if f is elsewhere, else with those that it lacks. One that has
-    them all also has f's work, or else pays for all messages. So f can become a message among them. `node` is -1 for
-    what was left out.
+    Free nodes may be anywhere, and ideals have to tell all sets of them apart; small ones make many ideals and decide
+    little. Let f be such a node, and look at those that it exchanges messages with which nobody else reads. A stage
+    that has some of these and lacks some pays for one of the messages at least: with the nodes that it has if f is
+    elsewhere, else with those that it lacks. One that has them all also has f's work, or else pays for all messages.
+    So f can become a message among them. What f reads still comes before what reads f.
     """
     start = np.searchsorted(stages.message, np.arange(stages.num_messages + 1))
     readers = [stages.reader[start[m] : start[m + 1]].tolist() for m in range(stages.num_messages)]
-    sender, phase, send, receive = stages.sender.tolist(), stages.phase.tolist(), list(stages.send), list(stages.receive)
-    copy = stages.copy.tolist()
+    sender, phase, copy = stages.sender.tolist(), stages.phase.tolist(), stages.copy.tolist()
+    send, receive = list(stages.send), list(stages.receive)
     compute = np.where(np.isfinite(stages.compute), stages.compute, 0.0)
     extra = np.zeros_like(compute)
-    of_node: dict[int, list[int]] = {v: [] for v in free.tolist()}
+    of_node: dict[int, list[int]] = {v: [] for v in nodes.tolist()}
     for m, s in enumerate(sender):
-        for v in {s, *readers[m]}:
+        for v in (s, *readers[m]):
             if v in of_node:
                 of_node[v].append(m)
-    for f in free.tolist():
+    for f in nodes.tolist():
         mine = [m for m in of_node[f] if f == sender[m] or f in readers[m]]
         main = max((phase[m] for m in mine), default=0)
         apart: dict[int, Floats] = {}  # what a neighbour costs: its own side if f is elsewhere, and f's side
@@ -317,12 +317,13 @@ def without_free(stages: Stages, free: Whole) -> Stages:
                 receive.append(here)
                 copy.append(0.0)
     stays = np.ones(stages.num_nodes, np.bool_)
-    stays[free] = False
+    stays[nodes] = False
+    tail, head = _short_cut(stages, nodes.tolist())
     kept = np.where(stays, np.cumsum(stays) - 1, -1)
     alive = [m for m, s in enumerate(sender) if s >= 0 and readers[m]]
     return replace(
         stages, node=kept[stages.node], compute=(stages.compute + extra)[stays], need=stages.need[stays],
-        scratch=stages.scratch[stays], tail=kept[stages.tail], head=kept[stages.head],
+        scratch=stages.scratch[stays], tail=kept[tail], head=kept[head],
         sender=kept[[sender[m] for m in alive]], phase=np.array([phase[m] for m in alive], np.int64),
         send=np.array([send[m] for m in alive]).reshape(-1, stages.send.shape[1]),
         receive=np.array([receive[m] for m in alive]).reshape(-1, stages.send.shape[1]),
@@ -330,6 +331,24 @@ def without_free(stages: Stages, free: Whole) -> Stages:
         message=np.repeat(np.arange(len(alive)), [len(readers[m]) for m in alive]),
         reader=kept[[r for m in alive for r in readers[m]]],
     )  # fmt: skip
+
+
+def _short_cut(stages: Stages, nodes: list[int]) -> tuple[Whole, Whole]:
+    """The flow of forward data past nodes that are left out."""
+    after: list[dict[int, None]] = [{} for _ in range(stages.num_nodes)]
+    before: list[dict[int, None]] = [{} for _ in range(stages.num_nodes)]
+    for a, b in zip(stages.tail.tolist(), stages.head.tolist(), strict=True):
+        after[a][b] = before[b][a] = None
+    for f in nodes:
+        for a in before[f]:
+            del after[a][f]
+            after[a].update(after[f])
+        for b in after[f]:
+            del before[b][f]
+            before[b].update(before[f])
+        after[f], before[f] = {}, {}
+    pairs = np.array([(a, b) for a, those in enumerate(after) for b in those], np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def below(stages: Stages, limit: float) -> Stages:
@@ -351,11 +370,13 @@ def below(stages: Stages, limit: float) -> Stages:
 class _Detours:
     def __init__(self, stages: Stages) -> None:
         n, self._stages = stages.num_nodes, stages
-        self._after, self._before = [[] for _ in range(n)], [[] for _ in range(n)]  # type: tuple[list[list[int]], ...]
+        self._after: list[list[int]] = [[] for _ in range(n)]
+        self._before: list[list[int]] = [[] for _ in range(n)]
         for a, b in zip(stages.tail.tolist(), stages.head.tolist(), strict=True):
             self._after[a].append(b)
             self._before[b].append(a)
-        self._sent, self._read = [[] for _ in range(n)], [[] for _ in range(n)]  # type: tuple[list[list[int]], ...]
+        self._sent: list[list[int]] = [[] for _ in range(n)]
+        self._read: list[list[int]] = [[] for _ in range(n)]
         self._readers: list[list[int]] = [[] for _ in range(stages.num_messages)]
         for m, r in zip(stages.message.tolist(), stages.reader.tolist(), strict=True):
             self._readers[m].append(r)
@@ -369,7 +390,8 @@ class _Detours:
         # [M, K * P] in the same columns as the times
         here = (stages.phase[:, None] == np.arange(columns[1]))[:, None, :]
         self._send, self._receive = (
-            (cost[:, stages.kinds.tariff, None] * here).reshape(len(cost), columns[0] * columns[1]) for cost in (stages.send, stages.receive)
+            (cost[:, stages.kinds.tariff, None] * here).reshape(len(cost), columns[0] * columns[1])
+            for cost in (stages.send, stages.receive)
         )
 
     def label(self) -> Whole | None:
@@ -391,7 +413,8 @@ class _Detours:
         stages = self._stages
         held = stages.need + stages.scratch
         np.add.at(held, stages.reader, stages.copy[stages.message])
-        return stages.roomy | (held <= _LITTLE * stages.kinds.room.min(initial=np.inf))
+        fits: NDArray[np.bool_] = stages.roomy | (held <= _LITTLE * stages.kinds.room.min(initial=np.inf))
+        return fits
 
     def forgetting(self, label: Whole) -> Stages:
         """The stages without the bytes of the nodes that move, unless everything fits anywhere."""

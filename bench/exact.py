@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import resource
 import sys
@@ -22,6 +21,8 @@ import numpy as np
 
 from harness import main, progress
 from placewise import Budget, Device, Problem, full_mesh, plan, zoo
+from placewise.costs import Costs
+from placewise.graph import GraphBuilder
 from placewise.importers import dnn_partitioning
 from placewise.problem import Execution
 
@@ -50,29 +51,32 @@ def contiguous(options: argparse.Namespace) -> Iterator[Row]:
     ours = theirs = 0.0
     for name, (value, cpu) in AUTHORS.items():
         row = solved(name, options)
-        yield {"input": name.replace("Graphs/", " "), "given ms": value, "given CPU s": cpu} | row
+        given = {"given ms": f"{value:g}", "given CPU s": "> 467" if cpu is None else f"{cpu:.2f}"}
+        yield {"input": short(name)} | given | row
         if cpu is not None:
-            ours, theirs = ours + row["CPU s"], theirs + cpu
-    yield {"input": "all that theirs finishes", "given CPU s": theirs, "CPU s": round(ours, 2)}
+            ours, theirs = ours + float(row["CPU s"]), theirs + cpu
+    yield {"input": "all that theirs ends", "given CPU s": f"{theirs:.2f}", "CPU s": f"{ours:.2f}"}
 
 
 def linear(options: argparse.Namespace) -> Iterator[Row]:
     """The best cuts of a few orders of the same inputs (planner ideals-linear)."""
     for name, (value, _) in AUTHORS.items():
-        yield {"input": name.replace("Graphs/", " "), "optimum ms": value} | solved(name, options, "ideals-linear")
+        yield {"input": short(name), "optimum ms": f"{value:g}"} | solved(name, options, "ideals-linear")
 
 
 def gpipe(options: argparse.Namespace) -> Iterator[Row]:
     """Training where the busiest forward and the busiest backward add up."""
     for name in AUTHORS:
         if name.endswith("training"):
-            yield {"input": name.replace("Graphs/", " ")} | solved(name, options, pipeline="gpipe")
+            yield {"input": short(name)} | solved(name, options, pipeline="gpipe")
 
 
 def corrected(options: argparse.Namespace) -> Iterator[Row]:
     """Layer graphs with transfers 1000 times as long, as the sizes in the files say."""
     for name, value in CORRECTED.items():
-        yield {"input": name, "given ms": value} | solved(f"LayerGraphs/{name}", options, scale=1000.0)
+        yield {"input": short(f"LayerGraphs/{name}"), "given ms": f"{value:g}"} | solved(
+            f"LayerGraphs/{name}", options, scale=1000.0
+        )
 
 
 def models(options: argparse.Namespace) -> Iterator[Row]:
@@ -86,6 +90,12 @@ def models(options: argparse.Namespace) -> Iterator[Row]:
 SECTIONS: Final[dict[str, Callable[[argparse.Namespace], Iterator[Row]]]] = {
     "contiguous": contiguous, "linear": linear, "gpipe": gpipe, "corrected": corrected, "models": models,
 }  # fmt: skip
+
+
+def short(name: str) -> str:
+    """L for layer graphs, O for operator graphs."""
+    folder, _, model = name.partition("/")
+    return f"{folder[0]} {model}"
 
 
 # ---- running one -----------------------------------------------------------------------------------------------------
@@ -125,23 +135,19 @@ def _on_unequal(model: str, overlap: bool, seconds: float) -> Row:
 
 def _plan(problem: Problem, planner: str, seconds: float) -> Row:
     plan(_tiny(problem), planner)  # imports and compiles
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, cpu = time.perf_counter(), time.process_time()
     found = plan(problem, planner, budget=Budget(seconds=seconds))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    proved = "yes" if found.gap < 1e-8 else f"{found.gap:.2%}"
+    proved = "yes" if found.gap < 1e-8 else f"to {found.gap:.2%}"
     return {
-        "ms": round(1e3 * found.value, 4), "proved": proved, "CPU s": round(cpu, 2), "wall s": round(wall, 2),
-        "RSS MB": peak // 1024, "start-up MB": before // 1024,
+        "ms": f"{1e3 * found.value:.4f}", "proved": proved, "CPU s": f"{cpu:.2f}", "wall s": f"{wall:.1f}",
+        "MB": peak // 1024,
     }  # fmt: skip
 
 
 def _tiny(problem: Problem) -> Problem:
     """One op of the same kind of problem."""
-    from placewise.costs import Costs
-    from placewise.graph import GraphBuilder
-
     build = GraphBuilder("one op")
     build.op("op", kind="op")
     cluster = full_mesh([Device("a"), Device("b")], 1.0)
@@ -156,7 +162,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     rows = []
     for row in SECTIONS[options.section](options):
         progress(" ".join(f"{key}={value}" for key, value in row.items()))
-        rows.append({key: "" if value is None or value is math.nan else value for key, value in row.items()})
+        rows.append(row)
     return rows
 
 

@@ -1,12 +1,15 @@
 """The portfolio, and what a planner may hand to another."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
 from placewise import planners
 from placewise.driver import Budget, plan
+from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.planners import planner
-from placewise.planners.auto import QUICK, SEARCHES
+from placewise.planners.auto import MEMBERS, ORDERED
 from problems import problem_of, random_problem
 
 
@@ -32,7 +35,8 @@ def test_what_a_member_finds_and_proves_counts():
     def boss(problem, ctx):
         """Has one member."""
         ctx.evaluate([0, 0, 0])
-        assert ctx.delegate("finder") == 2.0
+        placement, order = ctx.delegate("finder")
+        assert (placement.tolist(), order, ctx.best_value) == ([0, 1, 1], None, 2.0)
         assert ctx.lower_bound == 1.75
 
     found = plan(three_ops(), "boss")
@@ -89,14 +93,39 @@ def test_a_member_has_a_share_of_what_is_left(share, each):
     assert seen == each
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_auto_is_never_worse_than_its_quick_members(seed):
-    problem = random_problem(np.random.default_rng(seed), max_ops=12)
-    best = plan(problem, "auto", budget=Budget(evaluations=400))
-    assert best.found_by in (*QUICK, *SEARCHES)
-    for name in QUICK:
-        if planners.get(name).why_not(problem) is None:
-            assert best.value <= plan(problem, name).value
+def test_a_member_may_begin_afresh():
+    @planner("finder")
+    def finder(problem, ctx):
+        """Knows nothing of the others."""
+        assert ctx.best is None
+        ctx.evaluate([0, 0, 0])
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Is better than its member."""
+        ctx.evaluate([0, 1, 1])
+        assert ctx.delegate("finder", afresh=True)[0].tolist() == [0, 0, 0]
+        assert ctx.best_value == 2.0
+
+    found = plan(three_ops(), "boss")
+    assert (found.value, found.found_by, len(found.history)) == (2.0, "boss", 1)
+
+
+def test_auto_is_never_worse_than_its_members():
+    """Those that end by themselves, strictly; those that search by chance, each with as many evaluations as all have
+    together here, in 19 of 20 cases.
+    """
+    searches, lucky = {"min-cut", "multilevel", "local-search", *ORDERED}, []
+    for seed in range(20):
+        problem, budget = random_problem(np.random.default_rng(seed), max_ops=8), Budget(evaluations=4_000)
+        best = plan(problem, "auto", budget=budget)
+        assert best.found_by.removeprefix("local search from ") in MEMBERS
+        for name in (*MEMBERS, "local-search"):
+            with suppress(NoFeasiblePlan, Unsupported):
+                if plan(problem, name, budget=budget).value < best.value * (1 - 1e-9):
+                    assert name in searches
+                    lucky.append((seed, name))
+    assert len({seed for seed, _ in lucky}) <= 1, lucky
 
 
 def test_auto_finds_a_plan_where_some_member_does():

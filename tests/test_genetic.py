@@ -1,4 +1,4 @@
-"""The genetic algorithm: its kernels equal plain twins, its keys mean what they say, and plans are near the best."""
+"""The genetic algorithm: its kernel equals a plain twin, its keys mean what they say, and plans are near the best."""
 
 from __future__ import annotations
 
@@ -8,24 +8,13 @@ import pytest
 from oracles import brute_force, brute_force_orders
 from placewise.driver import Budget, Context, plan
 from placewise.errors import InvalidInput
-from placewise.planners.genetic import _balance, _Decoder, _in_order, genetic
+from placewise.planners.genetic import _balance, _Decoder, genetic
 from placewise.planners.heft import schedule
 from placewise.problem import Execution
 from placewise.simulator import evaluate, violations
 from problems import problem_of, random_placement, random_problem
 
 # ---- twins -----------------------------------------------------------------------------------------------------------
-
-
-def plain_order(problem, priority):
-    """Of the ops whose inputs are all done, always the one of highest priority."""
-    edges = list(zip(problem.graph.edge_producer.tolist(), problem.graph.consumers.tolist(), strict=True))
-    left, order = set(range(problem.num_ops)), []
-    while left:
-        ready = [op for op in sorted(left) if not any(reader == op and source in left for source, reader in edges)]
-        order.append(max(ready, key=lambda op: priority[op]))
-        left.remove(order[-1])
-    return order
 
 
 def plain_balance(program, may, wanted, seconds, need, room):
@@ -39,17 +28,6 @@ def plain_balance(program, may, wanted, seconds, need, room):
         left[best] -= need[unit]
         chosen[unit] = best
     return [chosen[unit] for unit in range(len(chosen))]
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_the_order_equals_its_twin(seed):
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, max_ops=20)
-    priority = rng.random(problem.num_ops)
-    start, edges = problem.graph.out_edges
-    waiting = np.diff(problem.graph.in_edges[0]).astype(np.int64)
-    readers = problem.graph.consumers[edges].astype(np.int64)
-    assert _in_order(priority, waiting, start.astype(np.int64), readers).tolist() == plain_order(problem, priority)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -17,11 +17,11 @@ from placewise.planners.blocks import headroom
 from placewise.planners.heft import place_in_order
 from placewise.planners.list_scheduling import (
     _critical_path,
-    _topological,
     critical_path_first,
     earliest_first,
     mean_costs,
     optimistic,
+    topological,
 )
 from placewise.problem import Execution
 from placewise.simulator import simulate
@@ -206,8 +206,27 @@ def test_edge_cases(name):
 def test_the_ready_queue_follows_the_rank_where_the_graph_allows():
     problem = problem_of(np.ones((4, 1)), [(0, 1), (2, 3)])
     urgency = np.arange(4, dtype=np.int32)
-    assert _topological(problem, np.array([1.0, 9.0, 5.0, 7.0]), urgency).tolist() == [2, 3, 0, 1]
-    assert _topological(problem, np.zeros(4), urgency).tolist() == [0, 1, 2, 3]
+    assert topological(problem, np.array([1.0, 9.0, 5.0, 7.0]), urgency).tolist() == [2, 3, 0, 1]
+    assert topological(problem, np.zeros(4), urgency).tolist() == [0, 1, 2, 3]
+
+
+def plain_order(problem, priority):
+    """Of the ops whose inputs are all done, always the one of highest priority."""
+    edges = list(zip(problem.graph.edge_producer.tolist(), problem.graph.consumers.tolist(), strict=True))
+    left, order = set(range(problem.num_ops)), []
+    while left:
+        ready = [op for op in sorted(left) if not any(reader == op and source in left for source, reader in edges)]
+        order.append(max(ready, key=lambda op: priority[op]))
+        left.remove(order[-1])
+    return order
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_order_by_priority_equals_its_twin(seed):
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, max_ops=20)
+    priority = rng.random(problem.num_ops)
+    assert topological(problem, priority, priority_order(problem)).tolist() == plain_order(problem, priority)
 
 
 def test_lookahead_goes_where_the_reader_ends_first():

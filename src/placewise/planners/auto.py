@@ -1,34 +1,108 @@
-"""The portfolio: quick methods first, then search from the best that they found."""
+"""The portfolio: searches from the plans of many methods race, and the worse half gives up, again and again."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Final
 
 from placewise.driver import Context
+from placewise.graph import Ints
 from placewise.planners import get, planner
+from placewise.planners.list_search import reprioritise
+from placewise.planners.local_search import UnitMoves, climb
+from placewise.planners.multilevel import Moves, hierarchy
+from placewise.planners.order_search import improve, ordered_start
 from placewise.problem import Problem
 
-#: Each ends by itself, soon; none is tried where it does not apply.
-QUICK: Final = ("single", "blocks-by-memory", "heft", "cpop", "lookahead", "min-cut", "blocks-by-load")
-#: Each goes on for as long as it is let; one that does not apply, or ends, leaves its time to the next.
-SEARCHES: Final = ("multilevel", "local-search", "annealing")
-#: Beyond so many units, only moves of many at once get anywhere: the first search may take all the time.
-_LARGE: Final = 4000
+#: Quick however large the graph is.
+FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "blocks-by-load")
+#: Where searches begin besides. Most end soon.
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "m-etf", "metis", "scotch", "min-cut", "multilevel")
+_CHAIN: Final = "pipeline-dp"  # a start where only loads count
+_SHARE: Final = {"fit": 0.5, "multilevel": 0.3}  # of what is left, at most
+_USUAL_SHARE: Final = 0.1
+#: Searches for an order as well, which the simulator then follows.
+ORDERED: Final = ("list-search", "order-search")
+MEMBERS: Final = (*FIRST, *STARTS, _CHAIN, *ORDERED)
+_LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
+_HOPELESS: Final = 1.5  # times worse than the best start
+_COARSEST: Final = 200  # groups, of the largest moves
+_PATIENCE: Final = 10
 
 
 def _compile(problem: Problem) -> None:
-    for info in map(get, (*QUICK, *SEARCHES)):
+    for info in map(get, MEMBERS):
         if info.compile and info.why_not(problem) is None:
             info.compile(problem)
 
 
 @planner("auto", compile=_compile)
 def auto(problem: Problem, ctx: Context) -> None:
-    """Many methods in turn, each going on from the best so far, until the gap is closed or the time is up.
+    """The portfolio: searches from the plans of many methods race; the worse half gives up, again and again.
 
-    Never worse than its quick members, which run to their end, nor than the best single device that fits.
+    Successive halving (Jamieson, Talwalkar 2016, arXiv:1502.07943). Local moves, of single units and of groups of all
+    sizes, start from each method's plan, as where a search begins decides where it ends. Beside them run searches for
+    an order. It ends when the gap is closed, the time is up or nothing helps any more.
     """
-    for name in QUICK:
-        ctx.delegate(name)
-    for i, name in enumerate(SEARCHES):
-        ctx.delegate(name, share=1.0 if problem.num_units > _LARGE else 1 / (len(SEARCHES) - i))
+    if problem.num_units > _LARGE:
+        for name in (*FIRST, "multilevel"):
+            ctx.delegate(name, share=_SHARE.get(name, 1.0) if name != "multilevel" else 1.0)
+        return
+    plans = _starts(problem, ctx)
+    if not plans or not problem.num_units or problem.num_devices == 1 or ctx.should_stop():
+        return
+    runners = [_Runner(name, steps) for name, steps in _searches(problem, ctx, plans)]
+    out: list[_Runner] = []
+    while runners and not ctx.should_stop():
+        heats = len(runners).bit_length()  # this one and those that follow; the last is twice as long
+        began, share = ctx.spent, (1.0 - ctx.spent) / (heats + 1) if len(runners) > 1 else 1.0
+        for i, runner in enumerate(runners):
+            runner.run(ctx, began + share * (i + 1) / len(runners))
+        runners.sort(key=lambda runner: runner.best)
+        half = max(1, len(runners) // 2)
+        runners, out = [runner for runner in runners[:half] if not runner.done], runners[half:] + out
+    for runner in out:  # the best have come to an end, and there is time for second thoughts
+        runner.run(ctx, 1.0)
+
+
+def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
+    """Placements by the name of the method, without those that repeat another or are hopeless."""
+    chain = (_CHAIN,) if problem.objective == "throughput" else ()
+    placements: dict[str, Ints] = {}
+    for name in (*FIRST, *chain, *STARTS):
+        found = ctx.delegate(name, share=_SHARE.get(name, _USUAL_SHARE), afresh=True)
+        if found and not any((found[0] == other).all() for other in placements.values()):
+            placements[name] = found[0]
+    value = {name: ctx.evaluate(placement) for name, placement in placements.items()}
+    best = min(value.values(), default=math.inf)
+    return {name: placement for name, placement in placements.items() if value[name] <= _HOPELESS * best}
+
+
+def _searches(problem: Problem, ctx: Context, plans: dict[str, Ints]) -> Iterator[tuple[str, Iterator[float]]]:
+    levels = hierarchy(problem, ctx, _COARSEST)
+    for name, placement in plans.items():
+        moves = (UnitMoves(problem, ctx.rng), Moves(levels, ctx.rng))
+        yield f"local search from {name}", climb(ctx, placement, moves, _PATIENCE)
+    if get("list-search").why_not(problem) is None:
+        yield "list-search", reprioritise(ctx, patience=20)
+        yield "order-search", improve(ctx, *ordered_start(ctx), moves=500)
+
+
+class _Runner:
+    """A search in the race."""
+
+    def __init__(self, name: str, steps: Iterator[float]) -> None:
+        self.name, self._steps, self.best, self.done = name, steps, math.inf, False
+
+    def run(self, ctx: Context, until: float) -> None:
+        """Go on until so much of the budget is spent."""
+        before = ctx.best_value
+        for best in self._steps:
+            self.best = best
+            if ctx.should_stop() or ctx.spent >= until:
+                break
+        else:
+            self.done = True
+        if ctx.best_value < before:
+            ctx.found_by = self.name

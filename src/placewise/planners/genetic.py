@@ -13,8 +13,9 @@ from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.blocks import headroom
 from placewise.planners.heft import ignores_shape, place_in_order, schedule
+from placewise.planners.list_scheduling import topological
 from placewise.problem import Problem
-from placewise.simulator.arrays import upward_rank
+from placewise.simulator.arrays import priority_order, upward_rank
 
 _ELITE: Final = 0.2  # share of a generation that lives on
 _MUTANTS: Final = 0.15  # share that is new
@@ -75,9 +76,7 @@ class _Decoder:
         self._seconds = problem.per_unit(np.where(problem.allowed, problem.seconds, 0.0))
         self._need = problem.per_unit(graph.resident_bytes)
         self._room = problem.capacity - headroom(problem)
-        self._waiting = np.diff(graph.in_edges[0]).astype(np.int64)
-        start, edges = graph.out_edges
-        self._readers = start.astype(np.int64), graph.consumers[edges].astype(np.int64)
+        self._urgency = priority_order(problem)
 
     def __call__(self, keys: Floats) -> tuple[Ints, Ints | None]:
         """(placement, order); there is no order where only loads count."""
@@ -86,11 +85,11 @@ class _Decoder:
         named = np.floor((keys[:units] - self._free) / (1.0 - self._free) * self._choices)
         wanted = (self._which == named[:, None]) & self._may
         priority = self._rank * (0.5 + keys[units:])
-        order = _in_order(priority, self._waiting, *self._readers)
+        order = topological(problem, priority, self._urgency)
         if problem.objective != "throughput":
             # What an op costs where it is not wanted: more than any schedule takes.
             bias = np.where(wanted.any(axis=1, keepdims=True) & ~wanted, 1e3 * (1.0 + self._rank.sum()), 0.0)
-            return place_in_order(problem, order.astype(np.int32), bias=bias[problem.unit])
+            return place_in_order(problem, order, bias=bias[problem.unit])
         program = problem.unit[order]
         program = program[np.sort(np.unique(program, return_index=True)[1])].astype(np.int64)
         device = _balance(program, self._may, wanted, self._seconds, self._need, self._room)
@@ -103,42 +102,6 @@ class _Decoder:
         which = self._which[np.arange(problem.num_units), placement[problem.first_of_unit]]
         device = self._free + (1.0 - self._free) * (which + 0.5) / np.maximum(self._choices, 1)
         return np.concatenate([device, np.full(problem.num_ops, 0.5)])
-
-
-@njit(cache=True, nogil=True)
-def _in_order(priority, waiting, start, readers):  # type: ignore[no-untyped-def]
-    """A topological order: of the ops whose inputs are there, always the one of highest priority (a binary heap)."""
-    n = len(priority)
-    waiting = waiting.copy()
-    heap, order = np.empty(n + 1, np.int64), np.empty(n, np.int64)
-    count, done = 0, 0
-    while done < n:
-        # What is newly ready: at first ops without inputs, then those that the last op has set free.
-        first, last = (0, n) if done == 0 else (start[order[done - 1]], start[order[done - 1] + 1])
-        for e in range(first, last):
-            op = e if done == 0 else readers[e]
-            waiting[op] -= 1 if done > 0 else 0
-            if waiting[op] == 0:
-                at = count
-                count += 1
-                while at > 0 and priority[heap[(at - 1) // 2]] < priority[op]:
-                    heap[at] = heap[(at - 1) // 2]
-                    at = (at - 1) // 2
-                heap[at] = op
-        order[done] = heap[0]
-        done += 1
-        count -= 1
-        moved, at = heap[count], 0
-        while 2 * at + 1 < count:
-            child = 2 * at + 1
-            if child + 1 < count and priority[heap[child + 1]] > priority[heap[child]]:
-                child += 1
-            if priority[heap[child]] <= priority[moved]:
-                break
-            heap[at] = heap[child]
-            at = child
-        heap[at] = moved
-    return order
 
 
 @njit(cache=True, nogil=True)

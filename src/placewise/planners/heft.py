@@ -49,22 +49,32 @@ def place_in_order(
     `bias` [N, D] is added to when an op would end on a device before devices are compared. With `lookahead`, they are
     compared by when the last of the op's readers would end, if those were placed next.
     """
-    graph, n = problem.graph, problem.num_ops
+    n = problem.num_ops
     position = np.empty(n, np.int64)
     position[order] = np.arange(n)
-    input_ptr, in_edges = graph.in_edges
     reader_ptr, readers = _most_urgent_readers(problem, position) if lookahead else (np.zeros(n + 1), np.zeros(0))
     place, start = _schedule(
-        order.astype(np.int64), problem.seconds, graph.is_stored,
-        input_ptr.astype(np.int64), graph.edge_tensor[in_edges].astype(np.int64),
-        graph.tensor_producer.astype(np.int64), graph.tensor_bytes,
-        problem.cluster.latency, problem.cluster.seconds_per_byte,
-        problem.unit.astype(np.int64), problem.per_unit(graph.resident_bytes),
-        problem.capacity - headroom(problem), problem.seconds.min(axis=0, initial=np.inf),
-        np.zeros(problem.seconds.shape) if bias is None else bias,
+        order.astype(np.int64), *_given(problem), np.zeros(problem.seconds.shape) if bias is None else bias,
         reader_ptr.astype(np.int64), readers.astype(np.int64),
     )  # fmt: skip
     return place.astype(np.int32), np.lexsort((position, start)).astype(np.int32)
+
+
+def _given(problem: Problem) -> tuple[NDArray[Any], ...]:
+    """What the kernel needs to know of a problem, made once: a search places its ops thousands of times."""
+    if "list scheduling" not in problem.derived:
+        graph = problem.graph
+        input_ptr, in_edges = graph.in_edges
+        problem.derived["list scheduling"] = (
+            problem.seconds, graph.is_stored,
+            input_ptr.astype(np.int64), graph.edge_tensor[in_edges].astype(np.int64),
+            graph.tensor_producer.astype(np.int64), graph.tensor_bytes,
+            problem.cluster.latency, problem.cluster.seconds_per_byte,
+            problem.unit.astype(np.int64), problem.per_unit(graph.resident_bytes),
+            problem.capacity - headroom(problem), problem.seconds.min(axis=0, initial=np.inf),
+        )  # fmt: skip
+    given: tuple[NDArray[Any], ...] = problem.derived["list scheduling"]
+    return given
 
 
 def _most_urgent_readers(problem: Problem, position: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -75,7 +75,7 @@ def critical_path_first(problem: Problem) -> tuple[Ints, Ints]:
     slowest = problem.cluster.latency.max() + graph.tensor_bytes * problem.cluster.seconds_per_byte.max()
     elsewhere[path] = 1.0 + 2.0 * (longest + slowest[graph.edge_tensor].sum())
     elsewhere[path, device] = 0.0
-    return place_in_order(problem, _topological(problem, before + rank, urgency), bias=elsewhere)
+    return place_in_order(problem, topological(problem, before + rank, urgency), bias=elsewhere)
 
 
 def optimistic(problem: Problem, real_links: bool = False) -> tuple[Ints, Ints]:
@@ -91,7 +91,7 @@ def optimistic(problem: Problem, real_links: bool = False) -> tuple[Ints, Ints]:
     )  # fmt: skip
     count = np.maximum(problem.allowed.sum(axis=1), 1)
     rank = np.where(problem.allowed, table, 0.0).sum(axis=1) / count
-    return place_in_order(problem, _topological(problem, rank, priority_order(problem)), bias=table)
+    return place_in_order(problem, topological(problem, rank, priority_order(problem)), bias=table)
 
 
 def mean_costs(problem: Problem) -> tuple[Floats, float, float]:
@@ -121,7 +121,7 @@ def _critical_path(problem: Problem, rank: Floats, transfer: Floats, urgency: In
     return path
 
 
-def _topological(problem: Problem, rank: Floats, urgency: Ints) -> Ints:
+def topological(problem: Problem, rank: Floats, urgency: Ints) -> Ints:
     """Of the ops whose inputs have come, the one with the highest rank next; ties by urgency."""
     graph = problem.graph
     wish = urgency[np.argsort(-rank[urgency], kind="stable")]

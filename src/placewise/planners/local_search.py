@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from typing import Protocol
 
 import numpy as np
@@ -16,9 +17,11 @@ from placewise.planners.heft import schedule
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
+from placewise.simulator.bottleneck import bottleneck
 from placewise.simulator.incremental import Incremental
 
 BATCH = 32
+FOCUSED = 0.5  # share of moves that begin with an op that holds the plan up
 _LUCK = 32  # batches of random placements, where no simple plan keeps every constraint
 
 
@@ -40,23 +43,8 @@ def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: in
             ctx.evaluate_batch(sample(problem, ctx.rng, 64))
     if ctx.best is None or problem.num_units == 0 or problem.num_devices == 1:
         return
-    moves = UnitMoves(problem, ctx.rng)
-    current = Current(problem, ctx, ctx.best[0])
-    home, home_value = current.placement.copy(), current.value
-    failed, fruitless = 0, 0
-    while not ctx.should_stop():
-        if current.improve(moves):
-            failed = 0
-            continue
-        failed += BATCH
-        if failed < patience * problem.num_units:
-            continue
-        if current.value < home_value * (1 - 1e-9):
-            home, home_value, fruitless = current.placement.copy(), current.value, 0
-        elif fruitless == 3:
-            return
-        fruitless, failed = fruitless + 1, 0
-        current.move_to(moves.kicked(home, min(kick, problem.num_units)))
+    for _ in climb(ctx, ctx.best[0], [UnitMoves(problem, ctx.rng, kick)], patience):
+        pass
 
 
 def _try_simple_plans(problem: Problem, ctx: Context) -> None:
@@ -76,6 +64,43 @@ class Moves(Protocol):
 
     def batch(self, placement: Ints, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
         """Up to `count` changed placements and the ops that changed in each."""
+
+    def kicked(self, placement: Ints) -> Ints:
+        """A placement some changes away."""
+
+    def focus(self, ops: NDArray[np.bool_]) -> None:
+        """Change these ops [N] more often than others."""
+
+
+def climb(ctx: Context, start: Ints, kinds: Sequence[Moves], patience: int, kicks: int = 3) -> Iterator[float]:
+    """Iterated local search from a placement, a batch of moves at a time; yields the best value so far.
+
+    Kinds of moves take turns. After `patience` moves per unit that failed in a row the best placement is disturbed; it
+    is over when `kicks` disturbances in a row have brought nothing.
+    """
+    problem, current = ctx.problem, Current(ctx.problem, ctx, start)
+    home, home_value, fruitless, failed = start, np.inf, 0, 0
+    looked_at: Ints | None = None
+    for moves in cycle(kinds):
+        yield min(home_value, current.value)
+        if ctx.should_stop():
+            return
+        if current.improve(moves):
+            failed = 0
+            continue
+        failed += BATCH
+        if looked_at is not current.placement:
+            looked_at, held = current.placement, bottleneck(problem, current.placement)
+            for each in kinds:
+                each.focus(held)
+        if failed < patience * problem.num_units:
+            continue
+        failed, fruitless = 0, fruitless + 1
+        if current.value < home_value * (1 - 1e-9):
+            home, home_value, fruitless = current.placement, current.value, 0
+        if fruitless >= kicks:
+            return
+        current.move_to(moves.kicked(home))
 
 
 class Current:
@@ -122,12 +147,12 @@ class Current:
 class UnitMoves:
     """Random changes that keep colocation, pins, allowed devices and (resident) memory."""
 
-    def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
+    def __init__(self, problem: Problem, rng: np.random.Generator, kick: int = 4) -> None:
         graph = problem.graph
-        self._problem, self._rng = problem, rng
+        self._problem, self._rng, self._kick = problem, rng, kick
         allowed = problem.per_unit(problem.allowed, np.logical_and)
         self._allowed = allowed
-        self._movable = np.flatnonzero(allowed.sum(axis=1) > 1)
+        self._movable = self._focus = np.flatnonzero(allowed.sum(axis=1) > 1)
         self._resident = problem.per_unit(graph.resident_bytes)
         self._by_unit = np.argsort(problem.unit, kind="stable")
         self._unit_ptr = np.searchsorted(problem.unit[self._by_unit], np.arange(problem.num_units + 1))
@@ -160,28 +185,41 @@ class UnitMoves:
                 changed.append(ops)
         return np.array(rows, np.int32).reshape(-1, len(placement)), changed
 
-    def kicked(self, placement: Ints, times: int) -> Ints:
+    def kicked(self, placement: Ints) -> Ints:
         """A placement some group moves away."""
         device = placement[self._first].copy()
-        for _ in range(times):
+        for _ in range(min(self._kick, len(device))):
             for unit, d in self._group(device).items():
                 device[unit] = d
         kicked: Ints = device[self._problem.unit]
         return kicked
 
+    def focus(self, ops: NDArray[np.bool_]) -> None:
+        """Change these ops [N] more often than others."""
+        held = np.zeros(self._problem.num_units, np.bool_)
+        held[self._problem.unit[ops]] = True
+        focus = self._movable[held[self._movable]]
+        self._focus = focus if len(focus) else self._movable
+
+    def _any(self, units: NDArray[np.int64]) -> int:
+        return int(units[self._rng.integers(len(units))])
+
+    def _seed(self) -> int:
+        return self._any(self._focus if self._rng.random() < FOCUSED else self._movable)
+
     def _move(self, device: Ints) -> dict[int, int]:
-        unit = int(self._rng.choice(self._movable))
+        unit = self._seed()
         target = self._target(unit, device)
         return {unit: target} if target != device[unit] else {}
 
     def _swap(self, device: Ints) -> dict[int, int]:
-        a, b = self._rng.choice(self._movable, 2).tolist()
+        a, b = self._seed(), self._any(self._movable)
         x, y = int(device[a]), int(device[b])
         return {a: y, b: x} if x != y and self._allowed[a, y] and self._allowed[b, x] else {}
 
     def _group(self, device: Ints) -> dict[int, int]:
         """A connected piece of what is on one device, of 2 to 32 units."""
-        seed = int(self._rng.choice(self._movable))
+        seed = self._seed()
         target = self._target(seed, device)
         size = int(2 ** self._rng.integers(1, 6))
         piece, seen = [seed], {seed}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
-from placewise.planners.local_search import BATCH, Current, UnitMoves
+from placewise.planners.local_search import UnitMoves, climb
 from placewise.planners.repair import messages, settled
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -63,9 +63,8 @@ def min_cut(problem: Problem, ctx: Context, *, rounds: int = 50, patience: int =
 def _polish(problem: Problem, ctx: Context, patience: int) -> None:
     """What repair moved, it moved one by one and by estimates: the moves of local search set that right."""
     assert ctx.best is not None
-    current, moves, failed = Current(problem, ctx, ctx.best[0]), UnitMoves(problem, ctx.rng), 0
-    while failed < patience * problem.num_units and not ctx.should_stop():
-        failed = 0 if current.improve(moves) else failed + BATCH
+    for _ in climb(ctx, ctx.best[0], [UnitMoves(problem, ctx.rng)], patience, kicks=0):
+        pass
 
 
 def _two_devices(total: _Sum, ctx: Context, rounds: int, proves: bool) -> None:

@@ -16,7 +16,7 @@ from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory, fastest_first
 from placewise.planners.heft import ignores_shape, place_in_order, schedule
-from placewise.planners.local_search import BATCH, Current, local_search
+from placewise.planners.local_search import FOCUSED, climb, local_search
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -114,20 +114,8 @@ def _refine(ctx: Context, levels: list[Level], placement: Ints, patience: int, k
     """Move groups of this level and of all coarser ones until nothing helps any more; and again after a kick."""
     if ctx.best is None or not ctx.problem.num_units or ctx.problem.num_devices == 1 or ctx.should_stop():
         return
-    moves = Moves(levels, ctx.rng)
-    current = Current(ctx.problem, ctx, placement)
-    home, home_value, fruitless = placement, np.inf, 0
-    while True:
-        failed = 0
-        while failed < patience * ctx.problem.num_units and not ctx.should_stop():
-            # All that the search asks of moves is `batch`.
-            failed = 0 if current.improve(moves) else failed + BATCH
-        better = current.value < home_value * (1 - 1e-9)
-        home, home_value = (current.placement, current.value) if better else (home, home_value)
-        fruitless = 0 if better else fruitless + 1
-        if fruitless >= kicks or ctx.should_stop():
-            return
-        current.move_to(moves.kicked(home))
+    for _ in climb(ctx, placement, [Moves(levels, ctx.rng)], patience, kicks):
+        pass
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------------
@@ -277,6 +265,7 @@ class Moves:
         self._ends = np.concatenate(ends), np.concatenate(ends[::-1])
         self._near = _Lists(self._ends[0])
         self._seen: Ints | None = None
+        self._focus = np.zeros(0, np.int64)
 
     def batch(self, placement: Ints, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
         """Up to `count` changed placements and the ops that changed in each."""
@@ -300,6 +289,16 @@ class Moves:
             placement = rows[0] if len(rows) else placement
         return placement
 
+    def focus(self, ops: NDArray[np.bool_]) -> None:
+        """Change these ops [N] more often than others."""
+        held = np.zeros(self._problem.num_units, np.bool_)
+        held[self._problem.unit[ops]] = True
+        self._focus = np.flatnonzero(held & self._movable)
+
+    def _seed(self) -> int:
+        among = self._focus if len(self._focus) and self._rng.random() < FOCUSED else self._seeds
+        return int(among[self._rng.integers(len(among))])
+
     def _look_at(self, placement: Ints) -> Ints:
         """Device by unit; the units at a boundary are the seeds of moves, or all where there is none."""
         if self._seen is not placement:
@@ -314,7 +313,7 @@ class Moves:
 
     def _change(self, device: Ints) -> list[tuple[list[int], int]]:
         rng = self._rng
-        seed = int(self._seeds[rng.integers(len(self._seeds))])
+        seed = self._seed()
         scale = int(rng.integers(len(self._groups)))
         source, target = int(device[seed]), self._target(seed, device)
         if target == source:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numba import njit
 
@@ -38,20 +40,27 @@ def order_search(problem: Problem, ctx: Context, *, moves: int = 500) -> None:
 
     `moves` is the number of changes that a round, from hot to cold, tries per op.
     """
-    placement, order = schedule(problem)
+    for _ in improve(ctx, *ordered_start(ctx), moves):
+        pass
+
+
+def ordered_start(ctx: Context) -> tuple[Ints, Ints]:
+    """(placement, order) of the best plan so far, if it has an order; else HEFT's."""
+    placement, order = schedule(ctx.problem)
     ctx.evaluate(placement, order)
-    improve(problem, ctx, placement, order, moves)
+    return (ctx.best[0], ctx.best[1]) if ctx.best and ctx.best[1] is not None else (placement, order)
 
 
-def improve(problem: Problem, ctx: Context, placement: Ints, order: Ints, moves: int) -> None:
-    """Anneal from a plan, in rounds from hot to cold, until some rounds in a row bring nothing.
+def improve(ctx: Context, placement: Ints, order: Ints, moves: int) -> Iterator[float]:
+    """Anneal from a plan, in rounds from hot to cold, until some rounds in a row bring nothing; yields the best value.
 
     Rounds begin in turn at the best plan and at the first one, which leads away from where the best is stuck.
     Changes are judged by start and finish times without contention, as HEFT's are; what they lead to, by the simulator.
     """
+    problem = ctx.problem
     if problem.num_units == 0 or not moves:
         return
-    search = Annealing(problem, placement, order)
+    best, search = np.inf, Annealing(problem, placement, order)
     rounds = fruitless = 0
     while fruitless < _GIVE_UP:
         before = search.best_value
@@ -59,6 +68,7 @@ def improve(problem: Problem, ctx: Context, placement: Ints, order: Ints, moves:
         for temperature in np.geomspace(hot, _COLD, _STEPS) * before:
             left = -(-moves * problem.num_ops // _STEPS)
             while left > 0:
+                yield best
                 if ctx.should_stop():
                     return
                 # One evaluation is kept for the plan that is found.
@@ -69,7 +79,7 @@ def improve(problem: Problem, ctx: Context, placement: Ints, order: Ints, moves:
                 ctx.spend(count)
                 left -= count
                 if improved:
-                    ctx.evaluate(*search.best)
+                    best = min(best, ctx.evaluate(*search.best))
         rounds += 1
         search.stand_on(placement, order) if rounds % 2 else search.stand_on(*search.best)
         fruitless = 0 if search.best_value < before * (1 - 1e-9) else fruitless + 1

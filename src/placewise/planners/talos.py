@@ -29,7 +29,8 @@ def talos(problem: Problem, ctx: Context, *, sv: float = 2.0, tv: float = 0.01, 
     found = place(problem, ctx, pack(problem, sv, tv))
     placement, order = schedule(problem) if found is None else found
     ctx.evaluate(placement, order)
-    improve(problem, ctx, placement, order, moves)
+    for _ in improve(ctx, placement, order, moves):
+        pass
 
 
 # ---- the formulas ----------------------------------------------------------------------------------------------------

@@ -257,9 +257,10 @@ class Search:
         self._may_add = np.array([_packed(free[:, k] > 0, self._words) for k in range(kinds)]).reshape(-1)
         # What is left to do must fit into the time, and the memory, of the devices that are left.
         weights, self._supply = [], []
-        for p in range(phases):
-            price = _prices(compute[:, :, p])
-            weights.append(np.floor((compute[:, :, p] * price).min(axis=1)).astype(np.int64))
+        for p in range(phases + (phases > 1)):
+            work = np.minimum(compute[:, :, p] if p < phases else compute.sum(axis=2), _NEVER)
+            price = _prices(work)
+            weights.append(np.floor((work * price).min(axis=1)).astype(np.int64))
             self._supply.append((p, (free * price).sum(axis=1)))
         if (self._room < _NO_LIMIT).all():
             weights.append(need[:, 0])
@@ -272,14 +273,15 @@ class Search:
         """(value, stages) of a pipeline within the limit; None if there is none, which is a proof.
 
         Where forward and backward have a busiest device each, their sum counts. Then any share that forward may have is
-        tried: all between two shares at once, by giving forward the larger and backward what the smaller leaves.
+        tried: all between two shares at once, by giving forward the larger and backward what the smaller leaves. No
+        stage may have more than the limit in all.
         """
         if self._phases == 1 or math.isinf(limit):
             return self.reach([limit] * self._phases)
         intervals = [(0.0, limit)]
         while intervals:
             a, b = intervals.pop()
-            found = self.reach([b, limit - a])
+            found = self.reach([b, limit - a], limit)
             if found is None:
                 continue
             if found[0] <= limit or b - a <= _CLOSE / 4 * limit:
@@ -287,10 +289,11 @@ class Search:
             intervals += [(a, (a + b) / 2), ((a + b) / 2, b)]
         return None
 
-    def reach(self, limits: Sequence[float]) -> tuple[float, list[Stage]] | None:
-        """(value, stages) of a pipeline whose loads keep a limit in each phase, or None."""
+    def reach(self, limits: Sequence[float], in_all: float = math.inf) -> tuple[float, list[Stage]] | None:
+        """(value, stages) of a pipeline whose loads keep a limit in each phase, and in all phases, or None."""
         stages, n = self._stages, self._stages.num_nodes
-        cap = np.array([_NO_LIMIT if math.isinf(x) else min(math.floor(x / self._second), _NEVER - 1) for x in limits])
+        whole = [_NO_LIMIT if math.isinf(x) else math.floor(x / self._second) for x in (*limits, in_all)]
+        cap = np.array(whole)  # [P + 1]
         left = np.empty((len(self._supply), self._sets), np.int64)
         for j, (p, supply) in enumerate(self._supply):
             total = supply if p < 0 else cap[p] * supply
@@ -520,13 +523,15 @@ def _load(kind, p, moved, done, tariff, phases, columns, overlap):  # type: igno
 @njit(cache=True, nogil=True, no_cpython_wrapper=True)
 def _fits(kind, moved, done, scratch, tariff, columns, bytes_column, room, cap, overlap):  # type: ignore[no-untyped-def]
     """Whether a stage with these sums keeps the limits on a kind of device."""
-    phases, kinds = len(cap), len(tariff)
+    phases, kinds, in_all = len(cap) - 1, len(tariff), np.int64(0)
     held = done[kinds * phases] + scratch
     for p in range(phases):
         work, copies = done[kind * phases + p], np.int64(0)
         if tariff[kind] >= 0:
             copies = moved[p * columns + tariff[kind]]
-        if (max(work, copies) if overlap else work + copies) > cap[p]:
+        load = max(work, copies) if overlap else work + copies
+        in_all += load
+        if load > cap[p] or in_all > cap[phases]:
             return False
         if bytes_column >= 0:
             held += moved[p * columns + bytes_column]
@@ -719,7 +724,7 @@ def _last_stage(  # type: ignore[no-untyped-def]
     step, may_add, cap, overlap, member, used, count, target, in_use, inside, never, inner, full, sure, done, load,
 ):  # fmt: skip
     """(the ideal before, the kind of device) of a stage with the least load that leads to an ideal; `load` is set."""
-    n, kinds, phases, one, words = len(inside), len(tariff), len(cap), np.uint64(1), len(may_add) // len(tariff)
+    n, kinds, phases, one, words = len(inside), len(tariff), len(load), np.uint64(1), len(may_add) // len(tariff)
     row, columns = (n + 63) // 64, send.shape[1]
     best, best_kind, least = -1, -1, np.int64(0)
     for ideal in range(count):

@@ -78,8 +78,9 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     first = out = _left_out(every)
     while not ctx.should_stop():
         stages = below(without(every, out), ctx.best_value)
-        within = _NEARLY if len(out) > _FEW else _ROUGHLY if len(out) else _CLOSE
-        found = settle(problem, ctx, every, stages, proves=True, within=within)
+        many = len(out) > _FEW
+        within = _NEARLY if many else _ROUGHLY if len(out) else _CLOSE
+        found = settle(problem, ctx, every, stages, proves=True, within=within, halving=many)
         if not len(out) or ctx.should_stop():
             return None
         if found is None:  # too many ideals: let it be the bound without those nodes
@@ -122,18 +123,19 @@ def _most_doubtful(problem: Problem, stages: Stages, out: Whole, placement: Ints
 
 def settle(
     problem: Problem, ctx: Context, every: Stages, stages: Stages, order: Whole | None = None, *,
-    proves: bool, within: float = _CLOSE,
+    proves: bool, within: float = _CLOSE, halving: bool = False,
 ) -> Ints | None:  # fmt: skip
     """Find the best pipeline, among those that cut an order of the nodes where one is given; returns the last found.
 
-    `every` are the stages with what was left out.
+    `every` are the stages with what was left out. With `halving`, limits close in on the bound; else every other one is
+    just below the best, which is the proof if it cannot be kept.
 
     `reached` is the least value that a pipeline was found to have at these costs, which may be less than what the
     simulator says (see stages.py). The search ends when no pipeline is below it, or when it is that close to the bound.
     """
     low, reached, unknown, halfway, last = ctx.lower_bound, math.inf, math.inf, False, None
     search = Search(stages, ctx.best_value, order, problem.max_devices, ctx)
-    limit = ctx.best_value * (1 - _CLOSE)
+    limit = (low + ctx.best_value) / 2 if halving else ctx.best_value * (1 - _CLOSE)
     while not ctx.should_stop():
         try:
             found = search.decide(limit)
@@ -148,9 +150,9 @@ def settle(
                 reached = min(reached, found[0])
                 last = _evaluate(problem, ctx, every, stages, found[1])
         top = min(reached, ctx.best_value) * (1 - _CLOSE)
-        if low >= top * (1 - within):
+        if low >= top or (low >= top * (1 - within) and last is not None):
             break
-        halfway = not halfway and top - low > _NEARLY * top
+        halfway = (halving or not halfway) and top - low > _NEARLY * top
         limit = (low + top) / 2 if halfway else top
         if limit >= unknown:
             if unknown - low < _NEARLY * unknown:

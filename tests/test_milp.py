@@ -90,6 +90,16 @@ def test_the_programme_has_the_optimum(execution, solver):
         assert refused.device is None or evaluate(problem, given.placement(refused.device)).score[0] > best * 0.999
 
 
+@pytest.mark.parametrize("solver", ["highs", "cpsat"])
+def test_scratch_space_has_to_fit(solver):
+    """Three ops of 2 bytes, one with 3 bytes of scratch space, on devices of 5 and 4 bytes: it is alone there."""
+    columns = {"resident": 2.0, "scratch": [3.0, 0.0, 0.0], "sizes": 0.0, "memory": [5.0, 4.0]}
+    problem = problem_of(np.array([[1.0, 9.0], [1.0, 2.0], [1.0, 2.0]]), objective="throughput", **columns)
+    found = plan(problem, "milp", options={"solver": solver})
+    assert found.placement.tolist() == [0, 1, 1]
+    assert found.lower_bound == pytest.approx(4.0, rel=1e-5)
+
+
 def test_a_tariff_is_exact_where_links_are_equal():
     chain = [(0, 1), (1, 2)]
     fork = [(0, 1), (0, 2)]

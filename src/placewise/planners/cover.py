@@ -85,6 +85,7 @@ class Cover:
             self._aim(value)
         if not self._begun:
             self._begun = self._decide(ctx, self._work, _MORE * seconds)
+            self._aim(self._target if self._begun else value)
         while not self.exhausted and ctx.seconds < until and not ctx.should_stop():
             ctx.spend(1)
             prices, worth, left = self._prices()

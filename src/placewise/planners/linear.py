@@ -245,7 +245,7 @@ class Programme:
                         own = self._share(float(given.scratch[u]), share)
                         model.add_linear_constraint(scratch - own * self._on[u][d] >= 0.0)
                 held = [self._share(size, share) * variable for size, variable in terms if size > 0.0]
-                model.add_linear_constraint(fast_sum([*held, scratch]) <= self._share(room, share))
+                model.add_linear_constraint(fast_sum([*held, scratch]) <= _MEMORY[self._solver] * (1 + 1e-12))
         if cover is not None and cover[2].sum() > 0.0:
             _, copies, prices = cover
             whole = float(prices.sum()) / 1e6
@@ -299,6 +299,7 @@ class Programme:
                 asked.highs.double_options["mip_heuristic_effort"] = 0.0
         else:
             asked.threads = 1
+            asked.cp_sat.mip_max_bound = 2.0**50  # else it cuts off what is above 1e7, and calls the rest infeasible
             if not timed:
                 asked.cp_sat.max_deterministic_time = nodes / 100
         kind = mathopt.SolverType.HIGHS if self._solver == "highs" else mathopt.SolverType.CP_SAT

@@ -58,7 +58,7 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
         return
     state = _State(problem, ctx, solver)
     state.solve(_FIRST, heuristics=True)
-    share, by_covers = _SLICE, True
+    share, by_covers = _SLICE, False
     while not state.done():
         state.anneal(share / 2)
         state.polish(share / 2)

@@ -149,6 +149,27 @@ def test_no_placement_beats_the_bound():
     assert met > 30  # and it is no empty claim
 
 
+def test_no_placement_beats_the_bound_where_memory_cuts_paths():
+    shown = met = 0
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        n, accelerators = int(rng.integers(2, 8)), int(rng.integers(1, 3))
+        seconds = rng.integers(0, 9, (n, accelerators + 1)) * [*[1.0] * accelerators, 3.0]
+        skips = {(int(a), int(b)) for a, b in rng.integers(0, n, (3, 2)) if a < b}
+        problem = problem_of(
+            seconds, sorted({(i, i + 1) for i in range(n - 1) if rng.random() < 0.9} | skips),
+            sizes=rng.integers(0, 5, n), resident=rng.integers(0, 4, n),
+            group=np.where(rng.random(n) < 0.4, rng.integers(0, 2, n), -1),
+            cluster=accelerators_and_pool(accelerators, memory=5.0), execution=replace(SLOTS, slots=1 + seed % 2),
+        )  # fmt: skip
+        best, bound = brute_force(problem)[0], lower_bound(problem)
+        assert bound.value <= best * (1 + 1e-12), seed
+        shown += "path under memory" in bound.parts
+        met += bound.value == pytest.approx(best)
+    assert shown > 30
+    assert met > 30
+
+
 # ---- planners --------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ _EXACT: Final = 512  # up to so many units, the area is solved in one go
 _GROUPS: Final = 64  # more are priced in so many groups, by cutting planes
 _ROUNDS: Final = 20  # of cutting planes
 _CLOSE: Final = 1e-4  # relative gap at which prices are good enough
+_LONGEST: Final = 5_000  # ops of a path that is cut up
 _HIGHEST: Final = 1e6  # price of all bytes, in units of all work: keeps the solver's numbers sane
 
 
@@ -66,6 +67,8 @@ def _parts(problem: Problem) -> dict[str, float]:
         parts["path"] = float(_longest_path_through(problem, work, one_model).max())
         if not work.sequential and work.resident.sum() > problem.capacity.min():
             under_memory = _path_under_memory(problem, work)
+            if problem.execution.concurrency == "slots":
+                under_memory = max(under_memory, _paths_in_slots(problem, work))
             if under_memory > parts["path"]:
                 parts["path under memory"] = under_memory
     return parts
@@ -182,7 +185,110 @@ def _path_under_memory(problem: Problem, work: _Work) -> float:
     """
     graph = problem.graph
     seconds = np.where(problem.allowed & ~graph.is_stored[:, None], problem.seconds, 0.0)
-    weight = seconds.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1)
+    on_path = np.zeros(graph.num_ops, np.bool_)
+    on_path[_heaviest_path(problem, seconds.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1))] = True
+    along = _sums(work.item, seconds * on_path[:, None], len(work.resident))[None]
+    return _area(replace(work, seconds=along, sequential=True))
+
+
+def _paths_in_slots(problem: Problem, work: _Work) -> float:
+    """Heavy paths, cut into stretches on accelerators whose units fit there; each pays for what it sends and receives.
+
+    No path comes back to a piece that it has left, so each slot has one stretch at most. Accelerators count as if each
+    were as fast and as large as the best; so do pools.
+    """
+    from placewise.simulator.slots import slot_arrays
+
+    graph, arrays = problem.graph, slot_arrays(problem)
+    table = np.where(work.may[work.item], problem.seconds, np.inf)
+    fast, slow = (table[:, these].min(axis=1, initial=np.inf) for these in (~arrays.pool, arrays.pool))
+    into, out = (cost[:, ~arrays.pool].min(axis=1, initial=np.inf) for cost in (arrays.into, arrays.out))
+    room = float(problem.capacity[~arrays.pool].max(initial=0.0)) * (1.0 + work.slack)
+    resident = problem.per_unit(graph.resident_bytes)
+    least = np.minimum(fast, slow)
+    share = resident[problem.unit] / resident.sum() * least.sum()
+    slots = problem.execution.slots * int((~arrays.pool).sum())
+    found = [0.0]
+    for weight in (least, least + share, least + 4.0 * share):
+        path = _heaviest_path(problem, weight)
+        path = path[int(graph.is_stored[path[0]]) :]
+        if not path or len(path) > _LONGEST:
+            continue
+        place = np.full(graph.num_ops, -1)
+        place[path] = np.arange(len(path))
+        edges = np.flatnonzero((place[graph.edge_producer] >= 0) & (place[graph.consumers] >= 0))
+        tensor, message = np.unique(graph.edge_tensor[edges], return_inverse=True)
+        by_reader = np.argsort(place[graph.consumers[edges]], kind="stable")
+        by_producer = np.argsort(place[graph.tensor_producer[tensor]], kind="stable")
+        counts = np.arange(len(path) + 1)
+        whole = np.diff(problem.unit[path], prepend=-1) == 0  # what shares a device is in the same piece
+        first = np.unique(problem.unit[path], return_index=True)[1]
+        need = np.zeros(len(path))
+        need[first] = resident[problem.unit[path]][first]
+        value = _cut_path(
+            fast[path], slow[path], need, room, into[tensor], out[tensor], place[graph.tensor_producer[tensor]],
+            np.bincount(message, minlength=len(tensor)),
+            np.searchsorted(place[graph.consumers[edges]][by_reader], counts), message[by_reader],
+            np.searchsorted(place[graph.tensor_producer[tensor]][by_producer], counts), by_producer,
+            whole & (problem.execution.slots == 1), min(slots, len(path)),
+        )  # fmt: skip
+        found.append(float(value))
+    return max(found) * (1.0 - work.slack)
+
+
+@njit(cache=True, nogil=True)
+def _cut_path(  # type: ignore[no-untyped-def]
+    fast, slow, need, room, into, out, producer, readers, in_ptr, inputs, out_ptr, outputs, whole, slots
+):
+    """The least time of a path with so many slots, where an op takes `fast` in one and `slow` on a pool.
+
+    A piece pays for the tensors between it and the rest of the path. None begins at an op that is `whole` with the one
+    before, except on a pool after a pool.
+    """
+    n = len(fast)
+    least = np.full((slots + 1, n + 1), np.inf)  # of so many ops, with so many slots
+    on_pool = np.full((slots + 1, n + 1), np.inf)  # the same, the last of them on a pool
+    waiting = np.zeros(len(producer), np.int64)  # readers of a tensor that are not in its piece
+    received = np.full(len(producer), -1, np.int64)  # the last start of a piece that received a tensor
+    least[0, 0] = 0.0
+    for start in range(n):
+        for f in range(slots + 1):
+            before = on_pool[f, start] if whole[start] else least[f, start]
+            on_pool[f, start + 1] = before + slow[start]
+            least[f, start + 1] = min(least[f, start + 1], on_pool[f, start + 1])
+        if whole[start]:
+            continue
+        used, time = 0.0, 0.0
+        for end in range(start, n):
+            used += need[end]
+            time += fast[end]
+            if used > room:
+                break
+            for k in range(in_ptr[end], in_ptr[end + 1]):
+                t = inputs[k]
+                if producer[t] >= start:
+                    waiting[t] -= 1
+                    if waiting[t] == 0:
+                        time -= out[t]
+                elif received[t] != start:
+                    received[t] = start
+                    time += into[t]
+            for k in range(out_ptr[end], out_ptr[end + 1]):
+                t = outputs[k]
+                waiting[t] = readers[t]
+                time += out[t]
+            if end + 1 < n and whole[end + 1]:
+                continue
+            for f in range(slots):
+                least[f + 1, end + 1] = min(least[f + 1, end + 1], least[f, start] + time)
+    value = np.inf
+    for f in range(slots + 1):
+        value = min(value, least[f, n])
+    return value
+
+
+def _heaviest_path(problem: Problem, weight: Floats) -> list[int]:
+    graph = problem.graph
     rest = weight.copy()  # heaviest path from each op to the end, and the reader that it goes on with
     following = np.full(graph.num_ops, -1)
     first, edges = graph.out_edges
@@ -192,13 +298,10 @@ def _path_under_memory(problem: Problem, work: _Work) -> float:
         if len(mine):
             following[op] = mine[rest[mine].argmax()]
             rest[op] += rest[following[op]]
-    on_path = np.zeros(graph.num_ops, np.bool_)
-    op = int(rest.argmax())
-    while op >= 0:
-        on_path[op] = True
-        op = int(following[op])
-    along = _sums(work.item, seconds * on_path[:, None], len(work.resident))[None]
-    return _area(replace(work, seconds=along, sequential=True))
+    path = [int(rest.argmax())]
+    while following[path[-1]] >= 0:
+        path.append(int(following[path[-1]]))
+    return path
 
 
 @njit(cache=True, nogil=True)

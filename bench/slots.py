@@ -6,8 +6,8 @@
 Inputs are those of github.com/msr-fiddle/dnn-partitioning, with one slot per accelerator; times are milliseconds.
 `greedy` is what their greedy method gives, `known` the best of all plans that it, their dynamic programme, HiGHS and
 CP-SAT (120 s each, one thread) were seen to give. `expert` is evaluated here: those marked * exceed the memory, and **
-takes more accelerators than there are. `parallel` is the same input under the default execution model, where ops of a
-device run one by one and their outputs leave at once, planned by `auto`; it is another question, not a better answer.
+takes more accelerators than there are. `auto` plans the same input for a parallel engine, where outputs leave an
+accelerator one by one and CPUs are no pool: the answer to another question, not a better one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def expert(folder: Path, name: str, problem: Problem) -> str:
     wider = load(folder, name, len(split["fpgas"]))
     found = evaluate(wider, dnn_partitioning.load_split(split, wider))
     mark = "**" if wider.num_devices > problem.num_devices else "" if found.feasible[0] else "*"
-    return f"{1e3 * found.value[0]:.3f}{mark}"
+    return f"{1e3 * found.value[0]:.1f}{mark}"
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -64,14 +64,14 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         other = plan(parallel, "auto", budget=Budget(seconds=options.seconds))
         rows.append(
             {
-                "input": name.replace("LayerGraphs", "L").replace("OperatorGraphs", "O"),
-                "greedy": f"{greedy:.2f}",
+                "input": Path(name).name,
+                "greedy": f"{greedy:.1f}",
                 "expert": expert(folder, name, problem),
-                "known": f"{known:.3f}",
+                "known": f"{known:.2f}",
                 "ours": f"{1e3 * found.value:.3f}",
                 "bound": f"{1e3 * found.lower_bound:.2f}",
                 "gap": f"{found.gap:.1%}" if found.gap > 1e-5 else "proved",
-                "parallel": f"{1e3 * other.value:.2f}",
+                "auto": f"{1e3 * other.value:.1f}",
                 "gap ": f"{other.gap:.1%}",
             }
         )

@@ -92,13 +92,13 @@ def test_the_programme_has_the_optimum(execution, solver):
 
 @pytest.mark.parametrize("solver", ["highs", "cpsat"])
 def test_scratch_space_has_to_fit(solver):
-    """Three ops of 2 bytes, one with 3 bytes of scratch space, on devices of 5 and 4 bytes: it is alone there."""
-    columns = {"resident": 2.0, "scratch": [3.0, 0.0, 0.0], "sizes": 0.0, "memory": [5.0, 4.0]}
-    problem = problem_of(np.array([[1.0, 9.0], [1.0, 2.0], [1.0, 2.0]]), objective="throughput", **columns)
+    """Memory binds, in units of which CP-SAT would by itself cut off all but the smallest amounts."""
+    problem = small(10_652, SETTINGS[12], constrained=True)
+    best, placement = brute_force(problem)
     given = loads(problem)
-    answer = Programme(given, tariff(given), solver, 8.0, 0.0).solve(math.inf, 100)
-    assert answer.device.tolist() == [0, 1, 1]
-    assert answer.bound == pytest.approx(4.0, rel=1e-5)
+    answer = Programme(given, tariff(given), solver, 1.5 * best, 0.0).solve(math.inf, 1000)
+    assert answer.device[problem.unit].tolist() == placement.tolist()
+    assert answer.bound == pytest.approx(best, rel=1e-5)
 
 
 def test_a_tariff_is_exact_where_links_are_equal():

@@ -205,6 +205,14 @@ def test_too_many_ideals_leave_the_best_so_far_and_a_bound(monkeypatch):
     assert 0.0 < found.lower_bound < found.value < 1.2 * found.lower_bound
 
 
+def test_without_a_limit_ops_still_run_only_where_they_may():
+    seconds = [[1.0, math.inf], [math.inf, 1.0], [1.0, 1.0]]
+    problem = problem_of(seconds, [(0, 1), (1, 2)], objective="throughput", contiguous=True)
+    found = Search(stages.stages_of(problem), math.inf, None).reach([math.inf])
+    assert found
+    assert [(nodes.tolist(), kind) for nodes, kind in found[1]] == [([True, False, False], 0), ([False, True, True], 1)]
+
+
 def test_the_table_grows():
     """12 ops in any order have 4096 ideals, more than the table begins with."""
     problem = problem_of(np.ones((12, 2)), sizes=0.0, objective="throughput")

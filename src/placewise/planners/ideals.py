@@ -294,8 +294,7 @@ class Search:
     def reach(self, limits: Sequence[float], in_all: float = math.inf) -> tuple[float, list[Stage]] | None:
         """(value, stages) of a pipeline whose loads keep a limit in each phase, and in all phases, or None."""
         stages, n = self._stages, self._stages.num_nodes
-        whole = [_NO_LIMIT if math.isinf(x) else math.floor(x / self._second) for x in (*limits, in_all)]
-        cap = np.array(whole)  # [P + 1]
+        cap = np.floor(np.minimum(np.array([*limits, in_all]) / self._second, _NEVER - 1)).astype(np.int64)  # [P + 1]
         left = np.empty((len(self._supply), self._sets), np.int64)
         for j, (p, supply) in enumerate(self._supply):
             total = supply if p < 0 else cap[p] * supply

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # A few of many: see `placewise planners`.
-PLANNERS := single,random,blocks-by-memory,blocks-by-load,heft,cpop,local-search
+PLANNERS := single,random,blocks-by-memory,blocks-by-load,heft,cpop,local-search,auto
 
 .PHONY: run test lint bench clean
 

@@ -293,7 +293,7 @@ def plan(
     planner: Annotated[
         str | None,
         typer.Option(
-            help="The method, local-search by default; see `placewise planners`.", autocompletion=_complete_planner
+            help="The method, auto by default; see `placewise planners`.", autocompletion=_complete_planner
         ),
     ] = None,
     budget: BudgetText = None,

@@ -29,7 +29,7 @@ from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.bounds import lower_bound
 from placewise.simulator.incremental import Incremental
 
-DEFAULT_PLANNER = "local-search"
+DEFAULT_PLANNER = "auto"
 _COMPILING = "preparing the simulator (the first time, compiling it takes about 15 s)..."
 _REPORT_EVERY = 0.2  # seconds
 

@@ -18,7 +18,7 @@ from placewise.problem import Problem
 #: Quick however large the graph is.
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "m-etf", "metis", "scotch", "min-cut", "multilevel")
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "etf", "metis", "scotch", "min-cut", "multilevel")
 _CHAIN: Final = "pipeline-dp"  # a start where only loads count
 _SHARE: Final = {"fit": 0.5, "multilevel": 0.3}  # of what is left, at most
 _USUAL_SHARE: Final = 0.1
@@ -32,7 +32,8 @@ _PATIENCE: Final = 10
 
 
 def _compile(problem: Problem) -> None:
-    for info in map(get, MEMBERS):
+    chain = (_CHAIN,) if problem.objective == "throughput" else ()
+    for info in map(get, (*FIRST, *chain, *STARTS, *ORDERED)):
         if info.compile and info.why_not(problem) is None:
             info.compile(problem)
 

@@ -72,8 +72,8 @@ class Engine:
         """Simulate each row into value [B] and, where it records, peak [B, D]; returns the last row's transfers."""
         execution, d = self._problem.execution, self._problem.num_devices
         per_edge = execution.sends == "edge"
-        if self._record and peak is None:
-            peak = np.empty((len(rows), d))
+        if peak is None:
+            peak = np.empty((len(rows) if self._record else 0, d))
         if self._sequential:
             return int(
                 self._kernel.run_sequential(
@@ -81,11 +81,10 @@ class Engine:
                 )
             )
         begin = np.full(len(rows), -1) if part.resume is None else part.resume
-        log = self.log if self._record else (None,) * len(self.log)
         return int(
             self._kernel.run(
                 *self._given, _U(d), _U(self.arrays.num_channels), _U(self._models), *self._room,
-                rows, self._strict, per_edge, _U(execution.prefetch), value, peak, *log,
+                rows, self._strict, per_edge, _U(execution.prefetch), value, self._record, peak, *self.log,
                 part.cutoff, part.tail, part.tail_from, begin,
                 _U(part.save_every), part.save_float, part.save_int, part.save_word, part.sequence,
             )

@@ -300,7 +300,7 @@ def workspace(arrays: Arrays, num_devices: int, num_models: int, track: bool) ->
         np.empty(n if streams else 0, np.uint32),  # stream
         np.empty(n if streams else 0, np.uint32),  # stream_at
         np.empty(n if streams else 0, np.uint32),  # fetching: ops whose fetch window has just opened
-        memory_workspace(n, len(arrays.bytes), edges, d) if track else None,
+        memory_workspace(n, len(arrays.bytes), edges, d) if track else memory_workspace(0, 0, 0, 0),
     )
 
 
@@ -338,8 +338,8 @@ def run(
     rows, strict, per_edge, prefetch,
     # out: the sum over models of their last completion (for one model: the makespan)
     values,
-    # out, or None: peak memory of each row; times of ops and transfers in the last row
-    peaks, start, finish, sent_tensor, sent_reader, sent_start, sent_end,
+    # out, if it is to `record`: peak memory of each row; times of ops and transfers in the last row
+    record, peaks, start, finish, sent_tensor, sent_reader, sent_start, sent_end,
     # partial runs: stop once the value must reach the cutoff; begin at a checkpoint; save checkpoints
     cutoff, tail, tail_from, resume, save_every, save_float, save_int, save_word, sequence,
 ):  # fmt: skip
@@ -453,7 +453,7 @@ def run(
             # Last to first, since lists grow at the front: an op's fetches are then in the order of their producers.
             for s in range(len(stored) - 1, -1, -1):
                 i = U(stored[s])
-                if start is not None:
+                if record:
                     start[i] = 0.0
                     finish[i] = 0.0
                 for later in range(U(tensor_ptr[i + ONE]) - U(tensor_ptr[i])):
@@ -538,7 +538,7 @@ def run(
                         sequence[done] = completed
                     completed += ONE
                     model_end[U(model[done]) if num_models > 1 else ZERO] = now
-                    if start is not None:
+                    if record:
                         finish[done] = now
                     sent = num_tensors
                     for e in range(U(edge_ptr[done]), U(edge_ptr[done + ONE])):
@@ -557,7 +557,7 @@ def run(
                             there = begins + (latency[link] + size[k] * per_byte[link])
                             _occupy(there, link, free, shared, via_ptr, via)
                             arrival[d] = there
-                            if start is not None:
+                            if record:
                                 sent_tensor[sends] = k
                                 sent_reader[sends] = reader
                                 sent_start[sends] = begins
@@ -587,7 +587,7 @@ def run(
                         begins = _first_free(now, link, free, shared, via_ptr, via)
                         there = begins + (latency[link] + size[k] * per_byte[link])
                         _occupy(there, link, free, shared, via_ptr, via)
-                        if start is not None:
+                        if record:
                             sent_tensor[sends] = k
                             sent_reader[sends] = i
                             sent_start[sends] = begins
@@ -681,7 +681,7 @@ def run(
                     continue
                 running[d] = chosen
                 event[d] = now + duration[chosen]
-                if start is not None:
+                if record:
                     start[chosen] = now
                 if bounded:
                     cut |= now + work_left[d] >= cutoff
@@ -692,7 +692,7 @@ def run(
         for m in range(num_models):
             total += model_end[m]
         values[b] = total
-        if start is not None:
+        if record:
             _peak_memory(
                 tensor_ptr, size, consumer_ptr, input_ptr, inputs, producer, resident, scratch, stored, num_devices,
                 per_edge, place, start, finish, sends, sent_tensor, sent_reader, sent_start, sent_end, room, peaks[b],

@@ -23,10 +23,11 @@ _NEVER: Final = 1 << (_BITS + 1)  # above every limit; a few thousand of them st
 _NO_LIMIT: Final = 1 << 62
 _ROUNDING: Final = 1e-12  # relative; in the sums of the simulator
 _CLOSE: Final = 5e-10  # relative; what is nearer is the same
-_ROUGHLY: Final = 0.25  # relative; how close a bound is worth while before free nodes are added
+_ROUGHLY: Final = 0.4  # relative; how close a bound is worth while before free nodes are added
 _NEARLY: Final = 1e-3  # relative; from here on, the next limit is just below the best rather than halfway
 _MOST_NODES: Final = 512  # that are looked at to begin with; only the heaviest, if there are more
 _FEW: Final = 64  # nodes whose places are tried out
+_MOST_UNITS: Final = 1 << 15  # so that sums of whole numbers stay below two to the power of 63
 _MOST_SETS: Final = 4096  # sets of devices, up to kind
 _MOST_BYTES: Final = 1 << 28  # of ideals
 _STEPS: Final = 1_000_000  # between two looks at the clock
@@ -43,6 +44,8 @@ def why_not(problem: Problem) -> bool | str:
     """Whether ideals apply."""
     if not problem.contiguous:
         return "plans contiguous pipelines only (contiguous = true)"
+    if problem.num_units > _MOST_UNITS:
+        return f"takes {_MOST_UNITS} units at most, and there are {problem.num_units}"
     sets = math.prod(len(devices) + 1 for devices in stages_of(problem).kinds.devices) if problem.num_ops else 1
     return sets <= _MOST_SETS or f"tells {_MOST_SETS} sets of devices apart at most, and there are {sets}"
 
@@ -73,7 +76,7 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
         return np.zeros(0, np.int32)
     if problem.num_units > _MOST_NODES:  # a first limit, soon
         ctx.delegate("pipeline-dp", share=0.2)
-    ctx.delegate("ideals-linear", share=0.3, options={"orders": 3})
+    ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
     every = below(stages_of(problem), ctx.best_value)
     first = out = _left_out(every)
     while not ctx.should_stop():
@@ -451,7 +454,11 @@ def _enter(  # type: ignore[no-untyped-def]
     v, sign, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside, fate, inner, gone,
     full, sure, done,
 ):  # fmt: skip
-    """Node v joins the stage (sign 1), or leaves it again (-1)."""
+    """Node v joins the stage (sign 1), or leaves it again (-1).
+
+    `full` is what the stage exchanges as it is, `sure` what it does however it grows: with nodes that never join. What
+    a message gives back (`stages.without`) counts as long as it may.
+    """
     columns = send.shape[1]
     if sign < 0:
         inside[v] = 0
@@ -463,12 +470,14 @@ def _enter(  # type: ignore[no-untyped-def]
         if inner[m] < reader_ptr[m + 1] - reader_ptr[m]:
             for c in range(columns):
                 full[base + c] += sign * send[m, c]
+                if send[m, c] < 0:
+                    sure[base + c] += sign * send[m, c]
         if inner[m] > 0:
             for c in range(columns):
                 full[base + c] -= sign * receive[m, c]
         if gone[m] > 0:
             for c in range(columns):
-                sure[base + c] += sign * send[m, c]
+                sure[base + c] += sign * max(send[m, c], 0)
     for x in range(read_ptr[v], read_ptr[v + 1]):
         m = read[x]
         base = phase[m] * columns
@@ -478,6 +487,8 @@ def _enter(  # type: ignore[no-untyped-def]
             if inner[m] + 1 == reader_ptr[m + 1] - reader_ptr[m]:
                 for c in range(columns):
                     full[base + c] -= sign * send[m, c]
+                    if send[m, c] < 0:
+                        sure[base + c] -= sign * send[m, c]
         elif inner[m] == 0:
             for c in range(columns):
                 full[base + c] += sign * receive[m, c]
@@ -503,7 +514,7 @@ def _rule_out(  # type: ignore[no-untyped-def]
             gone[m] -= 1
         if gone[m] == 0 and inside[sender[m]]:
             for c in range(columns):
-                sure[phase[m] * columns + c] += sign * send[m, c]
+                sure[phase[m] * columns + c] += sign * max(send[m, c], 0)
         if sign > 0:
             gone[m] += 1
     for x in range(sent_ptr[v], sent_ptr[v + 1]):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
-from placewise.planners import planner
+from placewise.planners import get, planner
 from placewise.planners.pipeline import dataflow_order
 from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, without
 from placewise.problem import Problem
@@ -52,6 +52,10 @@ def why_not(problem: Problem) -> bool | str:
 
 def _compile(problem: Problem) -> None:
     Search(stages_of(problem), 1.0, None).reach([math.inf])
+    _Table(1, 1).double()
+    first = get("pipeline-dp")
+    if first.compile:
+        first.compile(problem)
 
 
 @planner("ideals", objectives={"throughput"}, supports=why_not, compile=_compile)

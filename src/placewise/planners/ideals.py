@@ -248,8 +248,9 @@ class Search:
         self._tariff = np.where(costs, np.cumsum(costs) - 1, -1)[stages.kinds.tariff]
         bytes_held = stages.copy[:, None] if stages.copy.any() else np.zeros((stages.num_messages, 0))
         self._bytes_column = int(costs.sum()) if stages.copy.any() else -1
-        self._send = np.hstack([_floor(stages.send[:, costs], self._second), _floor(0 * bytes_held, byte)])
-        self._receive = np.hstack([_floor(stages.receive[:, costs], self._second), _floor(bytes_held, byte)])
+        paid = [[_floor(stages.send[:, costs], self._second), _floor(0 * bytes_held, byte)]]
+        paid += [[_floor(stages.receive[:, costs], self._second), _floor(bytes_held, byte)]]
+        self._send, self._receive = (np.ascontiguousarray(np.hstack(columns)) for columns in paid)
         compute, need = _floor(stages.compute, self._second), _floor(stages.need[:, None], byte)
         self._columns = phases * self._send.shape[1]
         self._room = _floor(stages.kinds.room, byte, _NO_LIMIT)

@@ -16,6 +16,7 @@ from placewise.planners import get, planner
 from placewise.planners.linear import quiet
 from placewise.planners.slot_search import slots_only
 from placewise.problem import Problem
+from placewise.simulator.bounds import lower_bound
 from placewise.simulator.slots import measure_slots, slot_arrays
 
 _START: Final = 0.5  # of the budget, for a plan to start from
@@ -35,11 +36,11 @@ def slot_milp(problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat
     """The integer programme of Tarnawski et al. 2020 (arXiv:2006.16423) for latency in slots, with a bound.
 
     It starts from the best plan so far, or else from `slot-search`; what is large is left to that. Beyond the paper:
-    one variable per unit and slot instead of per op (where devices have one slot), no time above that of the best plan,
-    which one variable stands for as a whole, and along every path of the graph, times and transfers add up, whatever is
-    in the pieces: these decide how much is proved. Equal devices are left to the solvers, which see them; rules that
-    tell them apart made HiGHS slower. With several slots, ops may be cut in other ways than into the fewest pieces, so
-    the programme is only a relaxation.
+    one variable per unit and slot instead of per op (where devices have one slot); no time above that of the best plan,
+    which one variable stands for as a whole, so that a solver has it from the start; and along every path of the graph,
+    times and transfers add up, whatever is in the pieces, without which next to nothing is proved. Equal devices are
+    left to the solvers, which see them: two rules that tell them apart made HiGHS slower on BERT-24 and GNMT. With
+    several slots, ops may be cut in other ways than into the fewest pieces, so the programme is only a relaxation.
     """
     accelerators = sum(device.copies for device in problem.cluster.devices)
     items = problem.num_units if problem.execution.slots == 1 else problem.num_ops
@@ -48,7 +49,10 @@ def slot_milp(problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat
         ctx.delegate("slot-search", share=1.0 if large else _START)
     if ctx.best is None or large or ctx.should_stop() or not problem.num_ops:
         return
-    programme = _Programme(problem, ctx.best[0], ctx.best_value, ctx.lower_bound, whole=solver == "cpsat")
+    # How HiGHS branches depends on this bound, not always for the better: with the longest path it proved GNMT in
+    # 15 s of processor time, with none or with a higher one it did not in 25 s. That is one input, and no rule.
+    implied = lower_bound(problem).parts.get("path", 0.0)
+    programme = _Programme(problem, ctx.best[0], ctx.best_value, implied, whole=solver == "cpsat")
     proved, answer = _solve(programme.rows, programme.value, solver, ctx.seconds_left)
     ctx.bound(min(proved * programme.unit, ctx.best_value))
     placement = programme.placement(answer) if answer is not None else None

@@ -10,6 +10,7 @@ stage by one set with a price of one second per second; here prices adapt, and d
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,7 @@ _CLOSE: Final = 1e-3  # relative; what is nearer than this is not divided furthe
 _MORE: Final = 3.0  # times as long as a slice, for the first prices: they prove most in the least time
 _PATIENCE: Final = 25  # masters whose prices are not tried out while there are sets to be found
 _NODES: Final = 500  # of a solve, where there is no clock
+_MASTERS: Final = 50  # of a slice, where there is no clock
 _IDLE = np.zeros(5, np.int64), np.zeros(0, np.int64), 0  # two devices without channels
 
 
@@ -79,14 +81,16 @@ class Cover:
 
     def prove(self, ctx: Context, value: float, seconds: float) -> None:
         """Try for so long to prove that no plan is below the value, or else as much as can be proved."""
-        until = ctx.seconds + seconds
+        until, masters = ctx.seconds + seconds, 0
         if value != self._goal:
             self._goal = self._ceiling = value
             self._aim(value)
         if not self._begun:
             self._begun = self._decide(ctx, self._work, _MORE * seconds)
-            self._aim(self._target if self._begun else value)
         while not self.exhausted and ctx.seconds < until and not ctx.should_stop():
+            masters += 1
+            if math.isinf(seconds) and masters > _MASTERS:
+                return
             ctx.spend(1)
             prices, worth, left = self._prices()
             if left <= _NOTHING:  # the sets that are known could be a plan, for all that prices can tell
@@ -184,7 +188,7 @@ class Cover:
         if answer.device is not None:
             for k, d in enumerate(self._first.tolist()):
                 self._add(k, np.flatnonzero(answer.device == d))
-        if self.bound >= self._target * (1 - 2 * TOLERANCE) or not answer.done:  # enough, or too hard
+        if self.bound >= self._target * (1 - 2 * TOLERANCE):
             self._between()
         return answer.done
 

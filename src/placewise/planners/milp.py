@@ -58,10 +58,12 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
         return
     state = _State(problem, ctx, solver)
     state.solve(_FIRST, heuristics=True)
-    share, by_covers = _SLICE, False
+    share, by_covers, effort = _SLICE, False, 0.5
     while not state.done():
-        state.anneal(share / 2)
-        state.polish(share / 2)
+        before = ctx.best_value
+        state.anneal(effort * share)
+        state.polish(effort * share)
+        effort = 0.5 if ctx.best_value < before else effort / 2  # the rest is for proofs
         by_covers = state.covers_pay or (state.covers_may and not by_covers)
         (state.cover if by_covers else state.solve)(share)
         share = min(1.5 * share, _LONGEST)

@@ -358,6 +358,7 @@ def _solve(rows: _Rows, value: list[int], solver: str, seconds: float) -> tuple[
     else:
         kind = mathopt.SolverType.CP_SAT
         asked.threads = 1
+        asked.cp_sat.mip_max_bound = 2.0**50  # else it cuts off what is above 1e7
         if not timed:
             asked.cp_sat.max_deterministic_time = _NODES / 100
     hint = mathopt.SolutionHint(variable_values=dict(zip(x, rows.hint, strict=True)))

@@ -185,11 +185,25 @@ class Problem:
 
     def per_unit(self, values: NDArray[Any], combine: np.ufunc = np.add) -> NDArray[Any]:
         """[units, ...] a per-op array combined over the ops of each unit."""
-        if not self.num_ops:
+        if self.num_units == self.num_ops:  # each op is its own unit
             return values.copy()
         order = np.argsort(self.unit, kind="stable")
         starts = np.searchsorted(self.unit[order], np.arange(self.num_units))
         return combine.reduceat(values[order], starts, axis=0)
+
+    @cached_property
+    def unit_seconds(self) -> NDArray[np.float64]:
+        """[units, D] time of all ops of a unit on each device; infinite where it may not run."""
+        table: NDArray[np.float64] = self.per_unit(self.seconds)
+        table.flags.writeable = False
+        return table
+
+    @cached_property
+    def unit_allowed(self) -> NDArray[np.bool_]:
+        """[units, D] where each unit may run."""
+        may = self.allowed[self.first_of_unit]
+        may.flags.writeable = False
+        return may
 
     @cached_property
     def capacity(self) -> NDArray[np.float64]:

@@ -16,9 +16,9 @@ from placewise.planners.order_search import improve, ordered_start
 from placewise.problem import Problem
 
 #: Quick however large the graph is.
-FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "blocks-by-load")
+FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "etf", "metis", "scotch", "min-cut", "multilevel")
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "multilevel")
 _CHAIN: Final = "pipeline-dp"  # a start where only loads count
 _SHARE: Final = {"fit": 0.5, "multilevel": 0.3}  # of what is left, at most
 _USUAL_SHARE: Final = 0.1

@@ -36,7 +36,7 @@ def m_topo(problem: Problem, ctx: Context) -> Ints:
     device is filled beyond its own memory, and ops that must share a device stay together.
     """
     need = problem.per_unit(_bytes_of_ops(problem))
-    may = problem.per_unit(problem.allowed, np.logical_and)
+    may = problem.unit_allowed
     devices = accelerators(problem)
     room = np.minimum(problem.capacity, need.sum() / len(devices) + need.max(initial=0.0))
     chosen, used, turn = np.full(problem.num_units, -1, np.int32), np.zeros(problem.num_devices), 0

@@ -66,7 +66,7 @@ def gpu_only(problem: Problem, ctx: Context) -> None:
 def round_robin(problem: Problem, ctx: Context) -> Ints:
     """The ops of the program dealt to the devices in turn, as far as their memory goes."""
     need = problem.per_unit(problem.graph.resident_bytes).tolist()
-    may = problem.per_unit(problem.allowed, np.logical_and)
+    may = problem.unit_allowed
     room, turn = problem.capacity.copy(), 0
     chosen = np.full(problem.num_units, -1, np.int32)
     for unit in problem.unit[problem.graph.topological_order].tolist():
@@ -142,7 +142,7 @@ def expert(problem: Problem, ctx: Context) -> Ints:
     devices = accelerators(problem)
     wish = _follow(problem, _devices_of_layers(problem, rule, devices), devices[0])
     wish = wish[problem.first_of_unit][problem.unit]
-    fastest = problem.per_unit(problem.seconds)[problem.unit].argmin(axis=1) if problem.num_ops else wish
+    fastest = problem.unit_seconds[problem.unit].argmin(axis=1) if problem.num_ops else wish
     return np.where(problem.allowed[np.arange(problem.num_ops), wish], wish, fastest).astype(np.int32)
 
 

@@ -86,7 +86,7 @@ class Blocks:
         units = problem.unit[graph.topological_order]
         self._given = (
             units[np.sort(np.unique(units, return_index=True)[1])],  # the program
-            problem.per_unit(problem.allowed, np.logical_and),
+            problem.unit_allowed,
             problem.per_unit(np.where(problem.allowed, problem.seconds, 0.0)),
             problem.per_unit(surely) if need is None else need,
             problem.capacity - headroom(problem) if room is None else room,

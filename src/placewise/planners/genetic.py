@@ -68,7 +68,7 @@ class _Decoder:
     def __init__(self, problem: Problem) -> None:
         graph, self._problem = problem.graph, problem
         self._free = _FREE_OF_TRANSFERS if problem.objective == "throughput" else _FREE
-        self._may = problem.per_unit(problem.allowed, np.logical_and)
+        self._may = problem.unit_allowed
         self._choices = self._may.sum(axis=1)
         # [U, D] which of the unit's allowed devices a device is, counted from 0
         self._which = np.where(self._may, np.cumsum(self._may, axis=1) - 1, -1)

@@ -150,7 +150,7 @@ class UnitMoves:
     def __init__(self, problem: Problem, rng: np.random.Generator, kick: int = 4) -> None:
         graph = problem.graph
         self._problem, self._rng, self._kick = problem, rng, kick
-        allowed = problem.per_unit(problem.allowed, np.logical_and)
+        allowed = problem.unit_allowed
         self._allowed = allowed
         self._movable = self._focus = np.flatnonzero(allowed.sum(axis=1) > 1)
         self._resident = problem.per_unit(graph.resident_bytes)

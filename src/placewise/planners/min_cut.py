@@ -128,7 +128,7 @@ class _Sum:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.units, self.repaired = problem, problem.num_units, False
-        self.seconds: Floats = problem.per_unit(problem.seconds)
+        self.seconds: Floats = problem.unit_seconds
         self.resident: Floats = problem.per_unit(problem.graph.resident_bytes)
         self.sent = messages(problem)
 

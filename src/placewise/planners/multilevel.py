@@ -251,7 +251,7 @@ class Moves:
     def __init__(self, levels: list[Level], rng: np.random.Generator) -> None:
         self._problem, self._rng = levels[0].problem, rng
         problem, graph = self._problem, self._problem.graph
-        self._allowed = problem.per_unit(problem.allowed, np.logical_and)
+        self._allowed = problem.unit_allowed
         self._resident = problem.per_unit(graph.resident_bytes)
         self._movable = self._allowed.sum(axis=1) > 1
         self._ops = _Lists(problem.unit)

@@ -102,7 +102,7 @@ class Annealing:
             input_ptr, graph.edge_producer[in_edges], graph.tensor_bytes[graph.edge_tensor[in_edges]],
             output_ptr, graph.consumers[out_edges],
             problem.cluster.latency, problem.cluster.seconds_per_byte,
-            problem.unit, problem.per_unit(problem.allowed, np.logical_and),
+            problem.unit, problem.unit_allowed,
             problem.per_unit(graph.resident_bytes), np.maximum(free, used), graph.is_stored,
         )  # fmt: skip
         self._given = tuple(np.array(array) for array in given)  # writeable, all of them: compiled once

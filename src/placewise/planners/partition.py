@@ -128,7 +128,7 @@ def _assign(problem: Problem, ctx: Context, part: Ints, device: Ints) -> None:
         row: Ints = fitted(problem, home)[problem.unit]
         return row
 
-    every, seconds = np.arange(problem.num_units), problem.per_unit(problem.seconds)
+    every, seconds = np.arange(problem.num_units), problem.unit_seconds
     allowed, fastest = np.isfinite(seconds), seconds.argmin(axis=1)
     best = ctx.evaluate(placement(device))
     swaps, improved = list(combinations(range(len(device)), 2)), True
@@ -159,7 +159,7 @@ class _Weighted(NamedTuple):
 
 
 def _weighted(problem: Problem) -> _Weighted:
-    n, seconds, sent = problem.num_units, problem.per_unit(problem.seconds), messages(problem)
+    n, seconds, sent = problem.num_units, problem.unit_seconds, messages(problem)
     runs = np.isfinite(seconds)
     mean = np.where(runs, seconds, 0.0).sum(axis=1) / np.maximum(runs.sum(axis=1), 1)
     ends, size = (sent.sender[sent.message], sent.reader), sent.bytes[sent.message]

@@ -296,7 +296,7 @@ class _Stages:
         segment = np.empty(problem.num_units, np.int64)
         segment[row] = np.repeat(np.arange(n), np.diff(ends))
         self._segment = segment
-        seconds = problem.per_unit(problem.seconds)
+        seconds = problem.unit_seconds
         self._allowed = np.isfinite(seconds)
         self._fastest = seconds.argmin(axis=1)
         self._compute = self._sums(np.where(self._allowed, seconds, 0.0))

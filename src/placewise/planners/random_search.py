@@ -24,6 +24,6 @@ def random_search(problem: Problem, ctx: Context, *, samples: int = 1000) -> Non
 
 def sample(problem: Problem, rng: np.random.Generator, count: int) -> NDArray[np.int32]:
     """[count, N] placements that keep colocation, pins and allowed devices."""
-    allowed = problem.per_unit(problem.allowed, np.logical_and)
+    allowed = problem.unit_allowed
     draw = rng.random((count, *allowed.shape)) * allowed
     return draw.argmax(axis=2).astype(np.int32)[:, problem.unit] if problem.num_ops else np.zeros((count, 0), np.int32)

@@ -91,7 +91,7 @@ def fitted(problem: Problem, device: Ints, room: Floats | None = None, need: Flo
     used = np.bincount(device, need, problem.num_devices)
     if not (used > room).any():
         return device
-    sent, seconds = messages(problem), problem.per_unit(problem.seconds)
+    sent, seconds = messages(problem), problem.unit_seconds
     while (used > room).any():
         full = int((used - room).argmax())
         here = np.flatnonzero((device == full) & (need > 0))

@@ -19,6 +19,7 @@ def single(problem: Problem, ctx: Context) -> None:
 
 def all_on(problem: Problem, device: int) -> Ints:
     """Every op on one device, except those that may not run there."""
-    seconds = problem.per_unit(problem.seconds)[problem.unit]
-    elsewhere = seconds.argmin(axis=1) if problem.num_ops else np.zeros(0, np.int64)
-    return np.where(problem.allowed[:, device], device, elsewhere).astype(np.int32)
+    may = problem.allowed[:, device]
+    if may.all():
+        return np.full(problem.num_ops, device, np.int32)
+    return np.where(may, device, problem.unit_seconds.argmin(axis=1)[problem.unit]).astype(np.int32)

@@ -1,0 +1,425 @@
+"""Graphs in series: blocks between ops that everything passes through, each solved by itself and put together exactly.
+
+An op is a *joint* if every other op that runs comes before it or after it in the dataflow, and if what crosses from
+before to after is made by the joint alone. When it ends, all that comes before has ended, no transfer is under way and
+nothing that comes after has begun. So latency is a sum over the blocks between joints, and what a block adds depends on
+the rest of the plan through two devices alone: that of the joint where it begins, and that of the joint where it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.costs import Costs
+from placewise.driver import Context
+from placewise.graph import Floats, Ints
+from placewise.planners import get, planner
+from placewise.planners.cpsat import first_twins
+from placewise.planners.heft import schedule
+from placewise.planners.order_search import strict_only
+from placewise.planners.repair import settled
+from placewise.problem import Problem
+from placewise.simulator import evaluate, simulate
+from placewise.simulator import evaluate, simulate
+from placewise.simulator.bounds import lower_bound
+from placewise.transforms import subgraph
+
+_SEARCHES: Final = ("order-search", "list-search", "local-search")
+_EXACT: Final = "cpsat"
+_ENUMERATED: Final = 4096  # placements of a block whose ops run in one order only
+_FIRST, _SECOND = 0.25, 0.25  # of the budget left, for searches: for every pair, then for pairs in use
+_SEARCHED: Final = 4  # times that searches go on with a pair which is too large to prove
+_CLOSED: Final = 1e-9  # a gap that is none
+_SEARCHED: Final = 4  # times that searches go on with a pair which is too large to prove
+_CLOSED: Final = 1e-9  # a gap that is none
+_ROUNDING: Final = 1e-12  # of a sum
+
+
+def _supports(problem: Problem) -> bool | str:
+    strict = strict_only(problem)
+    if strict is not True:
+        return strict
+    inner = [place for place in joints(problem)[1] if 0 < place < (~problem.graph.is_stored).sum() - 1]
+    return bool(inner) or "needs ops that everything passes through, where the graph can be cut; here is none inside"
+
+
+def _compile(problem: Problem) -> None:
+    for info in map(get, (*_SEARCHES, _EXACT)):
+        if info.compile:
+            info.compile(problem)
+
+
+@planner("series", objectives={"latency"}, supports=_supports, compile=_compile)
+def series(problem: Problem, ctx: Context) -> None:
+    """Blocks between ops that everything passes through, each solved alone; the best sum by dynamic programming.
+
+    After the decomposition of pipelines and series-parallel graphs in the literature (Tarnawski et al. 2020,
+    arXiv:2006.16423, contract what has one way in and out; Valdes et al. 1982, doi:10.1137/0211023), made exact for
+    unequal devices: a block is a problem of its own for each pair of devices at its ends. Blocks that are equal are
+    solved once, as are pairs of devices that are alike. Searches come first. Then CP-SAT proves, or improves, what the
+    cheapest way through the blocks would use by what is proved so far, until that way is the plan itself.
+
+    Parameters that are ops go where they are read, so they never wait; without them, and without what other blocks hold
+    in memory, no block is slower, so what is proved holds in any case. Where memory is too small for the best sum, the
+    plan is repaired, and there is no proof that it is the best.
+    """
+    ctx.evaluate(*schedule(problem))
+    row = Row(problem)
+    row.search(ctx)
+    row.prove(ctx)
+
+
+def joints(problem: Problem) -> tuple[NDArray[np.int64], list[int]]:
+    """(the ops that run in a topological order, the places of joints in it).
+
+    What comes before a joint in one topological order comes before it in all. Ops that must share a device may not lie
+    on both sides of a joint, unless it is one of them.
+    """
+    graph = problem.graph
+    order = graph.topological_order.astype(np.int64)
+    order = order[~graph.is_stored[order]]
+    n = len(order)
+    place = np.full(problem.num_ops, n)
+    place[order] = np.arange(n)
+    edge = ~graph.is_stored[graph.edge_producer]
+    source, reader = place[graph.edge_producer[edge]], place[graph.consumers[edge]]
+    reach = np.full(n, -1)  # the last place that each one's outputs go to
+    np.maximum.at(reach, source, reader)
+    reach[reach < 0] = n  # nothing can come after a result, unless that is a joint
+    fed = np.zeros(n, np.bool_)
+    fed[reader] = True
+    first_fed = int(np.flatnonzero(~fed).max(initial=-1))
+    # Units reach from their first to their last op.
+    unit = problem.unit[order]
+    last_of_unit, first_of_unit = np.full(problem.num_units, -1), np.full(problem.num_units, n)
+    np.maximum.at(last_of_unit, unit, np.arange(n))
+    np.minimum.at(first_of_unit, unit, np.arange(n))
+    found, furthest = [], -1
+    open_units = np.zeros(n + 1, np.int64)  # +1 where a unit begins, -1 at its last op
+    several = last_of_unit > first_of_unit
+    np.add.at(open_units, first_of_unit[several] + 1, 1)
+    np.add.at(open_units, last_of_unit[several], -1)
+    spanning = np.cumsum(open_units)  # units that have ops both before and after a place
+    for at in range(n):
+        own = first_of_unit[unit[at]] < at < last_of_unit[unit[at]]
+        if furthest <= at and first_fed <= at and spanning[at] == own:
+            found.append(at)
+        furthest = max(furthest, int(reach[at]))
+    return order, found
+
+
+@dataclass
+class Block:
+    """A part of the graph with its first and last op on given devices: what is found and proved for each pair.
+
+    Where a block has no joint at an end, that end has one state only.
+    """
+
+    problem: Problem
+    entry: int | None  # the joint at which it begins; it takes no time here, as it belongs to the block before
+    exit: int | None  # the joint at which it ends
+    count: int = 0  # how many blocks of the graph are equal to this one
+    found: Floats = field(init=False)  # [states of entry, states of exit] seconds
+    proved: Floats = field(init=False)
+    plans: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict)
+    tries: dict[tuple[int, int], int] = field(default_factory=dict)  # after the first search
+
+    def __post_init__(self) -> None:
+        d, allowed, unit = self.problem.num_devices, self.problem.allowed, self.problem.unit
+        starts = np.ones(1, np.bool_) if self.entry is None else allowed[self.entry]
+        ends = np.ones(1, np.bool_) if self.exit is None else allowed[self.exit]
+        possible = starts[:, None] & ends
+        if self.entry is not None and self.exit is not None and unit[self.entry] == unit[self.exit]:
+            possible &= np.eye(d, dtype=np.bool_)
+        self.found, self.proved = np.full(possible.shape, np.inf), np.where(possible, 0.0, np.inf)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Those that are possible."""
+        return [(int(a), int(b)) for a, b in np.argwhere(np.isfinite(self.proved))]
+
+    def is_closed(self, pair: tuple[int, int]) -> bool:
+        """Whether what is found is proved to be the best."""
+        return bool(self.proved[pair] >= self.found[pair] * (1 - _CLOSED))
+
+    def pinned(self, pair: tuple[int, int]) -> Problem:
+        """The block with its ends on a pair of devices."""
+        seconds = self.problem.seconds.copy()
+        for op, device in zip((self.entry, self.exit), pair, strict=True):
+            if op is not None:
+                seconds[op, np.arange(self.problem.num_devices) != device] = np.inf
+        return replace(self.problem, costs=Costs.create(seconds))
+
+    @property
+    def only_order(self) -> Ints | None:
+        """The one order in which the ops can run, if there is no other."""
+        graph = self.problem.graph
+        order = graph.topological_order
+        place = np.argsort(order)
+        source, reader = place[graph.edge_producer], place[graph.consumers]
+        follows = np.zeros(len(order), np.bool_)
+        follows[source[reader == source + 1]] = True
+        return order if follows[:-1].all() else None
+
+    def enumerate(self, ctx: Context) -> bool:
+        """Solve every pair at once, where there are few placements and one order; says whether it did."""
+        problem, order = self.problem, self.only_order
+        allowed = problem.allowed[problem.first_of_unit]
+        if order is None or not 0 < math.prod(allowed.sum(axis=1).tolist()) <= _ENUMERATED:
+            return False
+        choices = np.meshgrid(*(np.flatnonzero(row) for row in allowed), indexing="ij")
+        rows = np.stack([choice.ravel() for choice in choices], axis=1).astype(np.int32)[:, problem.unit]
+        if len(rows) >= ctx.evaluations_left:
+            return False
+        with ctx.aside(problem, 1.0) as inner:
+            values = inner.evaluate_batch(rows)
+            a, b = (0 * rows[:, 0] if op is None else rows[:, op] for op in (self.entry, self.exit))
+            self.proved[:] = np.inf
+            for i in np.argsort(-values, kind="stable").tolist():  # the best comes last, and stays
+                if np.isfinite(values[i]):
+                    self.found[a[i], b[i]] = self.proved[a[i], b[i]] = values[i]
+                    self.plans[int(a[i]), int(b[i])] = rows[i], order
+            return True
+        return False
+
+    def learn(self, pair: tuple[int, int], inner: Context) -> None:
+        """Take over what is found and proved for a pair."""
+        if inner.best is not None and inner.best_value < self.found[pair]:
+            placement, order = inner.best
+            order = _as_run(inner.problem, placement) if order is None else order
+            value = float(evaluate(inner.problem, placement, order, threads=1).score[0])
+            if value < self.found[pair]:
+                self.found[pair], self.plans[pair] = value, (placement, order)
+        self.proved[pair] = min(max(self.proved[pair], inner.lower_bound), self.found[pair])
+
+
+def _as_run(problem: Problem, placement: Ints) -> Ints:
+    """The order in which a placement without one runs, so that it can be part of a larger order."""
+    timeline = simulate(problem, placement)
+    place = np.argsort(problem.graph.topological_order)
+    return np.lexsort((place, timeline.finish, timeline.start)).astype(np.int32)
+
+
+class Row:
+    """The blocks of a graph, one after another."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._twins = _Twins(problem)
+        order, places = joints(problem)
+        cuts = [-1, *places, *([len(order) - 1] if places[-1] < len(order) - 1 else [])]
+        self.blocks: list[Block] = []  # those that differ
+        self.which: list[int] = []  # for each block of the graph
+        self.ops: list[NDArray[np.int64]] = []  # of each block of the graph, in its own order
+        known: dict[bytes, int] = {}
+        for low, high in pairwise(cuts):
+            inside = order[max(low, 0) : high + 1]
+            ops = np.sort(inside)
+            entry = int(np.searchsorted(ops, inside[0])) if low >= 0 else None
+            exit = int(np.searchsorted(ops, inside[-1])) if high in places else None
+            part = _part(problem, ops, entry)
+            key = _key(part, entry, exit)
+            if key not in known:
+                known[key] = len(self.blocks)
+                self.blocks.append(Block(part, entry, exit))
+            self.which.append(known[key])
+            self.blocks[known[key]].count += 1
+            self.ops.append(ops)
+
+    def search(self, ctx: Context) -> None:
+        """Find a plan for every pair of every block; then better ones for those that the best way uses."""
+        todo = [
+            (block, pair) for block in self.blocks if not block.enumerate(ctx) for pair in self._twins.pairs(block)
+        ]
+        until = ctx.spent + _FIRST * (1.0 - ctx.spent)
+        for i, (block, pair) in enumerate(todo):
+            if ctx.should_stop():
+                break
+            block.proved[pair] = lower_bound(block.pinned(pair)).value
+            left = max(until - ctx.spent, 0.0) / (len(todo) - i) / (1.0 - ctx.spent)
+            self._work_on(ctx, block, pair, left, _SEARCHES[:1])
+        self._judge(ctx)
+
+        until, settled = ctx.spent + _SECOND * (1.0 - ctx.spent), False
+        while not (settled or ctx.should_stop() or ctx.spent > until):
+            way = _cheapest([self.blocks[k].found for k in self.which])[1]
+            settled = True
+            for k, pair in dict.fromkeys(zip(self.which, way, strict=True)):
+                block = self.blocks[k]
+                pair = self._twins.canonical(block, pair)
+                if not block.is_closed(pair) and pair not in block.tries and not ctx.should_stop():
+                    block.tries[pair], settled = 0, False
+                    self._work_on(ctx, block, pair, (until - ctx.spent) / len(self.which), _SEARCHES)
+            self._judge(ctx)
+
+    def _work_on(
+        self, ctx: Context, block: Block, pair: tuple[int, int], share: float, planners: Sequence[str], goal: float = 0.0
+    ) -> None:  # fmt: skip
+        with ctx.aside(block.pinned(pair), max(share, 0.0)) as inner:
+            inner.bound(block.proved[pair])
+            try:
+                if pair in block.plans:
+                    inner.evaluate(*block.plans[pair])
+                for i, name in enumerate(planners):
+                    options = {"goal": goal} if name == _EXACT else {}
+                    inner.delegate(name, share=1.0 / (len(planners) - i), options=options)
+            finally:
+                block.learn(pair, inner)
+                self._twins.spread(block)
+
+    def _judge(self, ctx: Context) -> None:
+        """Put together the best plan and the best bound that the blocks give."""
+        total, states = _cheapest([self.blocks[k].found for k in self.which])
+        if math.isfinite(total) and not total >= ctx.best_value and ctx.evaluations_left:
+            placement, order = self._whole(states)
+            if not math.isfinite(ctx.evaluate(placement, order)):
+                settled(self._problem, ctx, placement[self._problem.first_of_unit])
+        ctx.bound(self._bound() * (1 - _ROUNDING * len(self.which)))
+
+    def _bound(self) -> float:
+        return _cheapest([self.blocks[k].proved for k in self.which])[0]
+
+    def _whole(self, states: list[tuple[int, int]]) -> tuple[Ints, Ints]:
+        problem, graph = self._problem, self._problem.graph
+        placement = np.full(problem.num_ops, -1, np.int32)
+        order: list[NDArray[Any]] = [np.flatnonzero(graph.is_stored)]
+        for k, ops, pair in zip(self.which, self.ops, states, strict=True):
+            block = self.blocks[k]
+            inside, sequence = block.plans[pair]
+            placement[ops] = inside
+            sequence = ops[sequence]
+            order.append(sequence if block.entry is None else sequence[sequence != ops[block.entry]])
+        _house(problem, placement)
+        return placement, np.concatenate(order).astype(np.int32)
+
+    def prove(self, ctx: Context) -> None:
+        """Prove, or improve, what the cheapest way by what is proved would use, until that is the way of the plan.
+
+        A pair is done with once it is proved that no way which uses it can be better than the plan.
+        """
+        pairs = sum(len(self._twins.pairs(block)) for block in self.blocks)
+        while not ctx.should_stop():
+            total, way = _cheapest([self.blocks[k].proved for k in self.which])
+            work = {}
+            for k, pair in zip(self.which, way, strict=True):
+                block = self.blocks[k]
+                pair = self._twins.canonical(block, pair)
+                exact, tries = get(_EXACT).why_not(block.problem) is None, block.tries.get(pair, 0)
+                if not block.is_closed(pair) and (exact or tries < _SEARCHED):
+                    gap = min(block.found[pair], ctx.best_value) - block.proved[pair]
+                    work[k, pair] = tries, -gap * block.count, exact
+            if not work:
+                return
+            k, pair = min(work, key=work.__getitem__)
+            block, (tries, _, exact) = self.blocks[k], work[k, pair]
+            block.tries[pair] = tries + 1
+            goal = float(block.proved[pair] + (ctx.best_value - total) / block.count)
+            planners = (_EXACT,) if exact else _SEARCHES
+            self._work_on(ctx, block, pair, min(1.0, 2.0 ** (tries + 2) / pairs), planners, goal)
+            self._judge(ctx)
+
+
+class _Twins:
+    """Devices that can change places and nothing changes, so that fewer pairs need be solved."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._first, self._devices = first_twins(problem), problem.num_devices
+
+    def _map(self, pair: tuple[int, int], block: Block) -> tuple[tuple[int, int], NDArray[np.int32]]:
+        """(the pair that stands for this one, what turns its devices into those of this one)."""
+        (a, b), devices = pair, np.arange(self._devices, dtype=np.int32)
+        to = devices.copy()
+        if block.entry is not None:
+            first = self._first[a]
+            to[[first, a]] = a, first
+        if block.exit is not None:
+            b_before = int(np.flatnonzero(to == b)[0])  # what becomes b
+            taken = self._first[a] if block.entry is not None else -1
+            if b_before == taken:
+                return (taken, taken), to
+            chosen = next(d for d in range(self._devices) if d != taken and self._first[d] == self._first[b_before])
+            swapped = devices.copy()
+            swapped[[chosen, b_before]] = b_before, chosen
+            return (max(taken, 0), chosen), to[swapped]
+        return (self._first[a] if block.entry is not None else 0, 0), to
+
+    def canonical(self, block: Block, pair: tuple[int, int]) -> tuple[int, int]:
+        """The pair that stands for this one."""
+        return self._map(pair, block)[0]
+
+    def pairs(self, block: Block) -> list[tuple[int, int]]:
+        """Those to solve."""
+        return [pair for pair in block.pairs if self.canonical(block, pair) == pair]
+
+    def spread(self, block: Block) -> None:
+        """What is known of a pair is known of all that it stands for."""
+        for pair in block.pairs:
+            source, to = self._map(pair, block)
+            if source != pair:
+                block.found[pair], block.proved[pair] = block.found[source], block.proved[source]
+                if source in block.plans:
+                    placement, order = block.plans[source]
+                    block.plans[pair] = to[placement], order
+
+
+def _part(problem: Problem, ops: NDArray[np.int64], entry: int | None) -> Problem:
+    """Some of the ops as a problem of their own."""
+    keep = np.zeros(problem.num_ops, np.bool_)
+    keep[ops] = True
+    seconds = problem.seconds[ops]
+    if entry is not None:
+        seconds[entry, problem.allowed[ops[entry]]] = 0.0
+    graph, costs = subgraph(problem.graph, keep), Costs.create(seconds)
+    return replace(problem, graph=graph, costs=costs, pins={}, forbidden=())  # which are in the costs
+
+
+def _key(part: Problem, entry: int | None, exit: int | None) -> bytes:
+    """Equal for blocks that differ in nothing but names."""
+    graph, sha = part.graph, hashlib.sha256(f"{entry} {exit}".encode())
+    arrays = (
+        part.seconds, part.unit, graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr, graph.consumers,
+        graph.resident, graph.scratch,
+    )  # fmt: skip
+    for array in arrays:
+        sha.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    return sha.digest()
+
+
+def _cheapest(tables: list[Floats]) -> tuple[float, list[tuple[int, int]]]:
+    """(the least sum, the states at both ends of each block) of a way through the blocks."""
+    cost, back = tables[0].min(axis=0), [tables[0].argmin(axis=0)]
+    for table in tables[1:]:
+        step = cost[:, None] + table
+        back.append(step.argmin(axis=0))
+        cost = step.min(axis=0)
+    state = int(cost.argmin())
+    total, states = float(cost[state]), []
+    for came_from in reversed(back):
+        states.append((int(came_from[state]), state))
+        state = int(came_from[state])
+    return total, states[::-1]
+
+
+def _house(problem: Problem, placement: Ints) -> None:
+    """Stored ops go to the device where most of their readers are, of those that are allowed."""
+    graph = problem.graph
+    home = np.full(problem.num_units, -1, np.int32)
+    runs = ~graph.is_stored
+    home[problem.unit[runs]] = placement[runs]
+    reads = np.zeros((problem.num_units, problem.num_devices))
+    edge = graph.is_stored[graph.edge_producer]
+    np.add.at(reads, (problem.unit[graph.edge_producer[edge]], placement[graph.consumers[edge]]), 1.0)
+    allowed = problem.allowed[problem.first_of_unit]
+    homeless = home < 0
+    home[homeless] = np.where(allowed, reads, -1.0)[homeless].argmax(axis=1)
+    placement[:] = home[problem.unit]

@@ -9,11 +9,9 @@ the rest of the plan through two devices alone: that of the joint where it begin
 from __future__ import annotations
 
 import hashlib
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from itertools import pairwise
 from typing import Any, Final
 
@@ -30,18 +28,21 @@ from placewise.planners.order_search import strict_only
 from placewise.planners.repair import settled
 from placewise.problem import Problem
 from placewise.simulator import evaluate, simulate
-from placewise.simulator import evaluate, simulate
 from placewise.simulator.bounds import lower_bound
 from placewise.transforms import subgraph
+
+Pair = tuple[int, int]  # devices at both ends of a block
 
 _SEARCHES: Final = ("order-search", "list-search", "local-search")
 _EXACT: Final = "cpsat"
 _ENUMERATED: Final = 4096  # placements of a block whose ops run in one order only
-_FIRST, _SECOND = 0.25, 0.25  # of the budget left, for searches: for every pair, then for pairs in use
+_FIRST, _SECOND = 0.2, 0.1  # of the budget left, for searches: for every pair, then for promising ones
+_PART: Final = 0.7  # of the budget left, for the proofs at hand together
 _SEARCHED: Final = 4  # times that searches go on with a pair which is too large to prove
 _CLOSED: Final = 1e-9  # a gap that is none
 _SEARCHED: Final = 4  # times that searches go on with a pair which is too large to prove
 _CLOSED: Final = 1e-9  # a gap that is none
+_MORE: Final = 0.1  # of a block's time: what a better plan for it may well save
 _ROUNDING: Final = 1e-12  # of a sum
 
 
@@ -131,8 +132,8 @@ class Block:
     count: int = 0  # how many blocks of the graph are equal to this one
     found: Floats = field(init=False)  # [states of entry, states of exit] seconds
     proved: Floats = field(init=False)
-    plans: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict)
-    tries: dict[tuple[int, int], int] = field(default_factory=dict)  # after the first search
+    plans: dict[Pair, tuple[Ints, Ints]] = field(default_factory=dict)
+    tries: dict[Pair | None, int] = field(default_factory=dict)  # after the first search; None: any pair
 
     def __post_init__(self) -> None:
         d, allowed, unit = self.problem.num_devices, self.problem.allowed, self.problem.unit
@@ -144,21 +145,35 @@ class Block:
         self.found, self.proved = np.full(possible.shape, np.inf), np.where(possible, 0.0, np.inf)
 
     @property
-    def pairs(self) -> list[tuple[int, int]]:
+    def pairs(self) -> list[Pair]:
         """Those that are possible."""
         return [(int(a), int(b)) for a, b in np.argwhere(np.isfinite(self.proved))]
 
-    def is_closed(self, pair: tuple[int, int]) -> bool:
+    def is_closed(self, pair: Pair) -> bool:
         """Whether what is found is proved to be the best."""
         return bool(self.proved[pair] >= self.found[pair] * (1 - _CLOSED))
 
-    def pinned(self, pair: tuple[int, int]) -> Problem:
-        """The block with its ends on a pair of devices."""
+    def pinned(self, pair: Pair | None) -> Problem:
+        """The block with its ends on a pair of devices, or anywhere."""
+        if pair is None:
+            return self.problem
         seconds = self.problem.seconds.copy()
         for op, device in zip((self.entry, self.exit), pair, strict=True):
             if op is not None:
                 seconds[op, np.arange(self.problem.num_devices) != device] = np.inf
         return replace(self.problem, costs=Costs.create(seconds))
+
+    def pair_of(self, placement: Ints) -> Pair:
+        """Where a plan has the ends."""
+        a, b = (0 if op is None else int(placement[op]) for op in (self.entry, self.exit))
+        return a, b
+
+    def best_plan(self, pair: Pair | None) -> tuple[Ints, Ints] | None:
+        """That is known for a pair, or for any."""
+        if pair is None:
+            a, b = np.unravel_index(self.found.argmin(), self.found.shape)
+            pair = int(a), int(b)
+        return self.plans.get(pair)
 
     @property
     def only_order(self) -> Ints | None:
@@ -192,15 +207,18 @@ class Block:
             return True
         return False
 
-    def learn(self, pair: tuple[int, int], inner: Context) -> None:
-        """Take over what is found and proved for a pair."""
-        if inner.best is not None and inner.best_value < self.found[pair]:
+    def learn(self, pair: Pair | None, inner: Context) -> None:
+        """Take over what is found and proved for a pair, or for all of them."""
+        if inner.best is not None:
             placement, order = inner.best
             order = _as_run(inner.problem, placement) if order is None else order
-            value = float(evaluate(inner.problem, placement, order, threads=1).score[0])
-            if value < self.found[pair]:
-                self.found[pair], self.plans[pair] = value, (placement, order)
-        self.proved[pair] = min(max(self.proved[pair], inner.lower_bound), self.found[pair])
+            value, its = float(evaluate(inner.problem, placement, order, threads=1).score[0]), self.pair_of(placement)
+            if value < self.found[its]:
+                self.found[its], self.plans[its] = value, (placement, order)
+        at = pair or slice(None)
+        self.proved[at] = np.maximum(self.proved[at], inner.lower_bound)
+        possible = np.isfinite(self.proved)
+        self.proved[possible] = np.minimum(self.proved, self.found)[possible]
 
 
 def _as_run(problem: Problem, placement: Ints) -> Ints:
@@ -250,26 +268,41 @@ class Row:
             self._work_on(ctx, block, pair, left, _SEARCHES[:1])
         self._judge(ctx)
 
-        until, settled = ctx.spent + _SECOND * (1.0 - ctx.spent), False
-        while not (settled or ctx.should_stop() or ctx.spent > until):
-            way = _cheapest([self.blocks[k].found for k in self.which])[1]
-            settled = True
-            for k, pair in dict.fromkeys(zip(self.which, way, strict=True)):
-                block = self.blocks[k]
-                pair = self._twins.canonical(block, pair)
-                if not block.is_closed(pair) and pair not in block.tries and not ctx.should_stop():
-                    block.tries[pair], settled = 0, False
-                    self._work_on(ctx, block, pair, (until - ctx.spent) / len(self.which), _SEARCHES)
+        until = ctx.spent + _SECOND * (1.0 - ctx.spent)
+        while not ctx.should_stop() and ctx.spent < until:
+            todo = [(block, pair) for block, pair in self._promising() if pair not in block.tries]
+            if not todo:
+                break
+            for i, (block, pair) in enumerate(todo):
+                if ctx.should_stop() or ctx.spent >= until:
+                    break
+                block.tries[pair] = 0
+                share = (until - ctx.spent) / (1.0 - ctx.spent) / (len(todo) - i)
+                self._work_on(ctx, block, pair, share, _SEARCHES)
             self._judge(ctx)
 
+    def _promising(self) -> list[tuple[Block, Pair]]:
+        """Pairs that are not closed, and whose use would not make the best way much longer; the best first."""
+        tables = [self.blocks[k].found for k in self.which]
+        before, after = _ways(tables), _ways([table.T for table in tables[::-1]])[::-1]
+        best, more = float(before[-1].min()), {}
+        for k, table, way_in, way_out in zip(self.which, tables, before[:-1], after[1:], strict=True):
+            block = self.blocks[k]
+            extra = way_in[:, None] + table + way_out - best
+            for pair in self._twins.pairs(block):
+                if not block.is_closed(pair) and extra[pair] < _MORE * table[pair]:
+                    more[k, pair] = min(more.get((k, pair), np.inf), float(extra[pair]))
+        return [(self.blocks[k], pair) for k, pair in sorted(more, key=more.__getitem__)]
+
     def _work_on(
-        self, ctx: Context, block: Block, pair: tuple[int, int], share: float, planners: Sequence[str], goal: float = 0.0
-    ) -> None:  # fmt: skip
+        self, ctx: Context, block: Block, pair: Pair | None, share: float, planners: Sequence[str], goal: float = 0.0
+    ) -> None:
+        known = block.best_plan(pair)
         with ctx.aside(block.pinned(pair), max(share, 0.0)) as inner:
-            inner.bound(block.proved[pair])
+            inner.bound(block.proved.min() if pair is None else block.proved[pair])
             try:
-                if pair in block.plans:
-                    inner.evaluate(*block.plans[pair])
+                if known:
+                    inner.evaluate(*known)
                 for i, name in enumerate(planners):
                     options = {"goal": goal} if name == _EXACT else {}
                     inner.delegate(name, share=1.0 / (len(planners) - i), options=options)
@@ -289,7 +322,7 @@ class Row:
     def _bound(self) -> float:
         return _cheapest([self.blocks[k].proved for k in self.which])[0]
 
-    def _whole(self, states: list[tuple[int, int]]) -> tuple[Ints, Ints]:
+    def _whole(self, states: list[Pair]) -> tuple[Ints, Ints]:
         problem, graph = self._problem, self._problem.graph
         placement = np.full(problem.num_ops, -1, np.int32)
         order: list[NDArray[Any]] = [np.flatnonzero(graph.is_stored)]
@@ -305,27 +338,28 @@ class Row:
     def prove(self, ctx: Context) -> None:
         """Prove, or improve, what the cheapest way by what is proved would use, until that is the way of the plan.
 
-        A pair is done with once it is proved that no way which uses it can be better than the plan.
+        A block is first solved with its ends anywhere, which says something about all pairs. A pair is done with once
+        it is proved that no way which uses it can be better than the plan.
         """
-        pairs = sum(len(self._twins.pairs(block)) for block in self.blocks)
         while not ctx.should_stop():
             total, way = _cheapest([self.blocks[k].proved for k in self.which])
-            work = {}
-            for k, pair in zip(self.which, way, strict=True):
-                block = self.blocks[k]
-                pair = self._twins.canonical(block, pair)
-                exact, tries = get(_EXACT).why_not(block.problem) is None, block.tries.get(pair, 0)
+            work: dict[tuple[int, Pair | None], tuple[int, float, bool]] = {}
+            for k, its in zip(self.which, way, strict=True):
+                block, pair = self.blocks[k], self._twins.canonical(self.blocks[k], its)
+                exact = get(_EXACT).why_not(block.problem) is None
+                gap = min(block.found[pair], ctx.best_value) - block.proved[pair]
+                ask = pair if None in block.tries or not exact else None
+                tries = block.tries.get(ask, 0)
                 if not block.is_closed(pair) and (exact or tries < _SEARCHED):
-                    gap = min(block.found[pair], ctx.best_value) - block.proved[pair]
-                    work[k, pair] = tries, -gap * block.count, exact
+                    work[k, ask] = tries, -gap * block.count, exact
             if not work:
                 return
-            k, pair = min(work, key=work.__getitem__)
-            block, (tries, _, exact) = self.blocks[k], work[k, pair]
-            block.tries[pair] = tries + 1
-            goal = float(block.proved[pair] + (ctx.best_value - total) / block.count)
-            planners = (_EXACT,) if exact else _SEARCHES
-            self._work_on(ctx, block, pair, min(1.0, 2.0 ** (tries + 2) / pairs), planners, goal)
+            k, ask = min(work, key=work.__getitem__)
+            block, (tries, _, exact) = self.blocks[k], work[k, ask]
+            block.tries[ask] = tries + 1
+            goal = 0.0 if ask is None else float(block.proved[ask] + (ctx.best_value - total) / block.count)
+            as_often = sum(other[0] == tries for other in work.values())
+            self._work_on(ctx, block, ask, _PART / as_often, (_EXACT,) if exact else _SEARCHES, goal)
             self._judge(ctx)
 
 
@@ -335,7 +369,7 @@ class _Twins:
     def __init__(self, problem: Problem) -> None:
         self._first, self._devices = first_twins(problem), problem.num_devices
 
-    def _map(self, pair: tuple[int, int], block: Block) -> tuple[tuple[int, int], NDArray[np.int32]]:
+    def _map(self, pair: Pair, block: Block) -> tuple[Pair, NDArray[np.int32]]:
         """(the pair that stands for this one, what turns its devices into those of this one)."""
         (a, b), devices = pair, np.arange(self._devices, dtype=np.int32)
         to = devices.copy()
@@ -353,11 +387,11 @@ class _Twins:
             return (max(taken, 0), chosen), to[swapped]
         return (self._first[a] if block.entry is not None else 0, 0), to
 
-    def canonical(self, block: Block, pair: tuple[int, int]) -> tuple[int, int]:
+    def canonical(self, block: Block, pair: Pair) -> Pair:
         """The pair that stands for this one."""
         return self._map(pair, block)[0]
 
-    def pairs(self, block: Block) -> list[tuple[int, int]]:
+    def pairs(self, block: Block) -> list[Pair]:
         """Those to solve."""
         return [pair for pair in block.pairs if self.canonical(block, pair) == pair]
 
@@ -395,18 +429,23 @@ def _key(part: Problem, entry: int | None, exit: int | None) -> bytes:
     return sha.digest()
 
 
-def _cheapest(tables: list[Floats]) -> tuple[float, list[tuple[int, int]]]:
+def _ways(tables: list[Floats]) -> list[Floats]:
+    """The least sum over the blocks before each joint, by the joint's state."""
+    ways = [np.zeros(len(tables[0]))]
+    for table in tables:
+        ways.append((ways[-1][:, None] + table).min(axis=0))
+    return ways
+
+
+def _cheapest(tables: list[Floats]) -> tuple[float, list[Pair]]:
     """(the least sum, the states at both ends of each block) of a way through the blocks."""
-    cost, back = tables[0].min(axis=0), [tables[0].argmin(axis=0)]
-    for table in tables[1:]:
-        step = cost[:, None] + table
-        back.append(step.argmin(axis=0))
-        cost = step.min(axis=0)
-    state = int(cost.argmin())
-    total, states = float(cost[state]), []
-    for came_from in reversed(back):
-        states.append((int(came_from[state]), state))
-        state = int(came_from[state])
+    ways = _ways(tables)
+    state = int(ways[-1].argmin())
+    total, states = float(ways[-1][state]), []
+    for way, table in zip(ways[-2::-1], tables[::-1], strict=True):
+        came_from = int((way + table[:, state]).argmin())
+        states.append((came_from, state))
+        state = came_from
     return total, states[::-1]
 
 

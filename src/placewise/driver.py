@@ -396,18 +396,21 @@ def compiling(announce: Callable[[str], None] | None) -> Iterator[None]:
         timer.cancel()
 
 
-_compiled: set[tuple[str, str, str]] = set()
+_compiled: set[tuple[str, str, bool, str]] = set()
 
 
 def compile_for(problem: Problem, info: PlannerInfo, announce: Callable[[str], None] | None = None) -> None:
     """Compile, or load from the disk cache, what planner and problem need, before the planner's clock starts."""
-    kind = (problem.objective, problem.execution.concurrency, info.name)
+    kind = (problem.objective, problem.execution.concurrency, problem.contiguous, info.name)
     if kind in _compiled:
         return
     build = GraphBuilder("two ops")
     build.op("second", kind="op", inputs=build.op("first", kind="op", outputs=[1.0]))
     cluster = full_mesh([Device("a", memory=8.0), Device("b")], 1.0)
-    small = Problem(build.graph(), cluster, Costs.create(np.ones((2, 2))), problem.objective, problem.execution)
+    small = Problem(
+        build.graph(), cluster, Costs.create(np.ones((2, 2))), problem.objective, problem.execution,
+        contiguous=problem.contiguous,
+    )  # fmt: skip
     with compiling(announce):
         simulate(small, [0, 1])
         evaluate(small, [0, 1], peaks=False)

@@ -20,11 +20,13 @@ FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-l
 #: Where searches begin besides. Most end soon.
 STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "multilevel")
 _CHAIN: Final = "pipeline-dp"  # a start where only loads count
-_SHARE: Final = {"fit": 0.5, "multilevel": 0.3}  # of what is left, at most
-_USUAL_SHARE: Final = 0.1
+#: Each knows a kind of problem well, and proves bounds for it: throughput in intervals or not, slots.
+EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp")
 #: Searches for an order as well, which the simulator then follows.
 ORDERED: Final = ("list-search", "order-search")
-MEMBERS: Final = (*FIRST, *STARTS, _CHAIN, *ORDERED)
+MEMBERS: Final = (*FIRST, *STARTS, _CHAIN, *EXACT, *ORDERED)
+_SHARE: Final = {"fit": 0.5, "multilevel": 0.3, **dict.fromkeys(EXACT, 0.4)}  # of what is left, at most
+_USUAL_SHARE: Final = 0.1
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
 _HOPELESS: Final = 1.5  # times worse than the best start
 _COARSEST: Final = 200  # groups, of the largest moves
@@ -33,7 +35,7 @@ _PATIENCE: Final = 10
 
 def _compile(problem: Problem) -> None:
     chain = (_CHAIN,) if problem.objective == "throughput" else ()
-    for info in map(get, (*FIRST, *chain, *STARTS, *ORDERED)):
+    for info in map(get, (*FIRST, *chain, *STARTS, *EXACT, *ORDERED)):
         if info.compile and info.why_not(problem) is None:
             info.compile(problem)
 
@@ -47,8 +49,9 @@ def auto(problem: Problem, ctx: Context) -> None:
     an order. It ends when the gap is closed, the time is up or nothing helps any more.
     """
     if problem.num_units > _LARGE:
-        for name in (*FIRST, "multilevel"):
-            ctx.delegate(name, share=_SHARE.get(name, 1.0) if name != "multilevel" else 1.0)
+        for name in FIRST:
+            ctx.delegate(name, share=0.5)
+        ctx.delegate("multilevel")
         return
     plans = _starts(problem, ctx)
     if not plans or not problem.num_units or problem.num_devices == 1 or ctx.should_stop():
@@ -65,6 +68,8 @@ def auto(problem: Problem, ctx: Context) -> None:
         runners, out = [runner for runner in runners[:half] if not runner.done], runners[half:] + out
     for runner in out:  # the best have come to an end, and there is time for second thoughts
         runner.run(ctx, 1.0)
+    for name in EXACT:  # and for proofs
+        ctx.delegate(name)
 
 
 def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
@@ -75,6 +80,9 @@ def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
         found = ctx.delegate(name, share=_SHARE.get(name, _USUAL_SHARE), afresh=True)
         if found and not any((found[0] == other).all() for other in placements.values()):
             placements[name] = found[0]
+    for name in EXACT:
+        if ctx.delegate(name, share=_SHARE[name]) and ctx.best:
+            placements[name] = ctx.best[0]
     value = {name: ctx.evaluate(placement) for name, placement in placements.items()}
     best = min(value.values(), default=math.inf)
     return {name: placement for name, placement in placements.items() if value[name] <= _HOPELESS * best}

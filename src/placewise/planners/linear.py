@@ -7,12 +7,7 @@ sender pays for each of several receivers, a message has one variable per link i
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -23,6 +18,7 @@ import numpy as np
 from placewise.graph import Floats, Ints
 from placewise.planners.loads import Flags, Loads, Whole
 from placewise.planners.pipeline import alike
+from placewise.stdout import quiet
 
 Solver = Literal["highs", "cpsat"]
 
@@ -326,24 +322,3 @@ class Programme:
 def _interchangeable(given: Loads, a: int, b: int) -> bool:
     """Whether two devices are alike, to items as they are fused too."""
     return np.array_equal(given.may[:, a], given.may[:, b]) and alike(given.problem, a, b)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """HiGHS 1.12 prints a line of its own now and then, past Python; results go to stdout, so it goes to stderr."""
-    try:
-        library: Any = ctypes.CDLL(None)
-        stdout, stderr = 1, 2
-        sys.stdout.flush()
-        kept = os.dup(stdout)
-    except (OSError, TypeError, AttributeError, ValueError):
-        yield
-        return
-    try:
-        library.fflush(None)
-        os.dup2(stderr, stdout)
-        yield
-    finally:
-        library.fflush(None)
-        os.dup2(kept, stdout)
-        os.close(kept)

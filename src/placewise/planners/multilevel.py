@@ -32,7 +32,8 @@ _LUCK: Final = 2_000  # random placements to try where no simple plan keeps ever
 
 
 def _compile(problem: Problem) -> None:
-    schedule(problem)
+    if problem.objective != "throughput":
+        schedule(problem)
     Blocks(problem).fill([0, 1], 1.0)
     coarser(problem, 1, connected=True)
 

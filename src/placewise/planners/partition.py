@@ -27,6 +27,7 @@ from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.repair import fitted, messages
 from placewise.problem import Problem
+from placewise.stdout import quiet
 
 _HEAVY = 2.0**28  # what all vertices, and all edges, weigh together: the packages count in 32 bits
 _FINEST = 8  # parts per device, where a package only makes equal ones
@@ -51,9 +52,11 @@ def metis(problem: Problem, ctx: Context, *, imbalance: float = 0.03) -> None:
 
         options = pymetis.Options(seed=seed, ufactor=max(1, round(1000 * imbalance)))
         adjacency = pymetis.CSRAdjacency(graph.start, graph.neighbour)
-        found = pymetis.part_graph(
-            len(share), adjacency, vweights=graph.vertex, eweights=graph.edge, tpwgts=share.tolist(), options=options
-        )
+        with quiet():  # METIS prints what it thinks of small graphs
+            found = pymetis.part_graph(
+                len(share), adjacency, vweights=graph.vertex, eweights=graph.edge, tpwgts=share.tolist(),
+                options=options,
+            )  # fmt: skip
         return np.array(found.vertex_part, np.int32)
 
     _plan(problem, ctx, parts)

@@ -13,11 +13,11 @@ import numpy as np
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import get, planner
-from placewise.planners.linear import quiet
 from placewise.planners.slot_search import slots_only
 from placewise.problem import Problem
 from placewise.simulator.bounds import lower_bound
 from placewise.simulator.slots import measure_slots, slot_arrays
+from placewise.stdout import quiet
 
 _START: Final = 0.5  # of the budget, for a plan to start from
 _LARGEST: Final = 3_000  # items times places that a programme may have; with more, it proves nothing in a minute

@@ -8,7 +8,7 @@ import placewise as pw
 @pw.planner("sweep")
 def sweep(problem: pw.Problem, ctx: pw.Context, *, shares: int = 20) -> None:
     """One op after the other onto the fastest device, until a share of its memory is full; then onto the next."""
-    seconds = problem.per_unit(problem.seconds)  # a unit: ops that must share a device; infinite where it may not run
+    seconds = problem.unit_seconds  # a unit: ops that must share a device; infinite where it may not run
     size = problem.per_unit(problem.graph.resident_bytes)
     fastest_first = np.argsort(np.where(np.isfinite(seconds), seconds, 0.0).sum(axis=0))
     for share in np.linspace(1.0, 0.0, shares, endpoint=False):

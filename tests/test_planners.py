@@ -665,3 +665,8 @@ def test_a_stored_value_may_differ_from_the_simulated_one_by_rounding_only(tmp_p
         else:
             with pytest.raises(InvalidInput, match="was stored with value"):
                 placewise.Plan.load(tmp_path / "plan.json")
+
+
+def test_every_planner_is_in_the_docs():
+    page = (Path(__file__).parents[1] / "docs" / "planners.md").read_text(encoding="utf-8")
+    assert [name for name in planners.available() if f"`{name}`" not in page] == []

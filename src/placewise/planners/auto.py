@@ -20,8 +20,8 @@ FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-l
 #: Where searches begin besides. Most end soon.
 STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "multilevel")
 _CHAIN: Final = "pipeline-dp"  # a start where only loads count
-#: Each knows a kind of problem well, and proves bounds for it: throughput in intervals or not, slots.
-EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp")
+#: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
+EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
 #: Searches for an order as well, which the simulator then follows.
 ORDERED: Final = ("list-search", "order-search")
 MEMBERS: Final = (*FIRST, *STARTS, _CHAIN, *EXACT, *ORDERED)

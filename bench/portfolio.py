@@ -1,8 +1,8 @@
 """The portfolio beside its members, each alone with the same budget; and beside SAGA's schedulers (PLACEWISE_DATA).
 
-`best` is the best member by itself, `auto/best` what the portfolio makes of it: at most 1 is the aim. On the shared
-instances, `SAGA` is the best of its four schedulers over all hash seeds, and `auto/SAGA` is below 1 where ours is
-better.
+`found by` is who found the portfolio's plan; "> heft" means local search from heft's plan. `best` is the best member by
+itself, and `to best` what the portfolio makes of it: at most 1 is the aim. On the shared instances, `to SAGA` is the
+portfolio's value over that of the best of SAGA's four schedulers over all hash seeds: below 1 where ours is better.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from harness import main, progress, random_problem
 from placewise import Problem, plan, zoo
 from placewise.driver import Budget
+from placewise.errors import PlacewiseError
 from placewise.files import load_cluster
 from placewise.importers import instances
 from placewise.planners import get
@@ -47,8 +48,9 @@ def problems(folder: Path | None) -> Iterator[tuple[str, Problem, float | None]]
         theirs = [x for run in found for x in [run["makespan"], *(run["makespan_hashseed_0_3"] or [])]]
         yield path.stem, instances.load(data, path.stem), min(theirs) * 1e-6
     for model, box, objective in CASES:
-        yield f"{model}, {box}, {objective}", Problem(zoo.load(model), load_cluster(box), objective=objective), None
-    yield "random, 10,000 ops, 8 devices", random_problem(10_000, 8), None
+        name = f"{model}, {box}" + (", throughput" if objective == "throughput" else "")
+        yield name, Problem(zoo.load(model), load_cluster(box), objective=objective), None
+    yield "random, 10,000 ops", random_problem(10_000, 8), None
     tight = random_problem(1_000, 4, ccr=5)
     yield "random, 1,000 ops, completion", replace(tight, objective="completion"), None
 
@@ -65,20 +67,20 @@ def measure(options: Any) -> list[dict[str, Any]]:
             continue
         progress(name)
         auto = plan(problem, "auto", budget=budget, seed=options.seed)
-        row: dict[str, Any] = {"problem": name, "auto": f"{auto.value:.5g} s", "found by": auto.found_by}
-        row["gap"] = f"{auto.gap:.1%}"
+        row: dict[str, Any] = {"problem": name, "ms": f"{auto.value * 1e3:.5g}", "gap": f"{auto.gap:.1%}"}
+        row["found by"] = auto.found_by.replace("local search from ", "> ")
         if saga:
-            row |= {"SAGA": f"{saga:.5g} s", "auto/SAGA": f"{auto.value / saga:.3f}"}
+            row["to SAGA"] = f"{auto.value / saga:.4f}"
         alone = {}
         for member in (*MEMBERS, "local-search") if options.members else ():
             if get(member).why_not(problem) is None:
                 try:
                     alone[member] = plan(problem, member, budget=budget, seed=options.seed).value
-                except Exception as error:
+                except PlacewiseError as error:
                     progress(f"  {member}: {error}")
         if alone:
             best = min(alone, key=lambda member: alone[member])
-            row |= {"best": best, "auto/best": f"{auto.value / alone[best]:.4f}"}
+            row |= {"best": best, "to best": f"{auto.value / alone[best]:.4f}"}
             progress(
                 "  " + ", ".join(f"{m} {v / auto.value:.3f}" for m, v in sorted(alone.items(), key=lambda x: x[1]))
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Final
 
 import numpy as np
@@ -13,9 +13,9 @@ from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.heft import schedule
-from placewise.planners.pipeline import alike
 from placewise.problem import Problem
 from placewise.simulator import simulate
+from placewise.planners.pipeline import alike
 
 _LARGE: Final = 20_000  # edges x devices x devices
 _TICKS: Final = 2.0**40  # in the incumbent's value: rounding then costs a path of a hundred ops a ten-billionth
@@ -36,7 +36,12 @@ def _supports(problem: Problem) -> bool | str:
     return True
 
 
-@planner("cpsat", objectives={"latency", "completion"}, supports=_supports)
+def _load(_: Problem) -> None:
+    """The solver takes a second to import, which is not the plan's fault."""
+    import ortools.sat.python.cp_model  # noqa: F401
+
+
+@planner("cpsat", objectives={"latency", "completion"}, supports=_supports, compile=_load)
 def cpsat(problem: Problem, ctx: Context, *, goal: float = 0.0) -> None:
     """The best placement and order by constraint programming over intervals, with proof (OR-tools CP-SAT).
 
@@ -55,9 +60,10 @@ def cpsat(problem: Problem, ctx: Context, *, goal: float = 0.0) -> None:
     if ctx.should_stop() or not problem.num_units:
         return
     bound, plans = _solve(ctx, _Model(problem, ctx.best, ctx.best_value, ctx.lower_bound, goal or math.inf))
-    for plan in plans[: -1 - _JUDGED : -1]:
-        if ctx.evaluations_left:
-            ctx.evaluate(*plan)
+    for placement, order in plans[: -1 - _JUDGED : -1]:
+        for sequence in (order, None):  # queues may make another order better
+            if ctx.evaluations_left:
+                ctx.evaluate(placement, sequence)
     if bound <= ctx.best_value * (1 + _ROUNDING):  # else the solver is wrong
         ctx.bound(bound * (1 - _ROUNDING))
 
@@ -86,18 +92,17 @@ def _solve(ctx: Context, model: _Model) -> tuple[float, list[tuple[Ints, Ints]]]
         solver.parameters.max_deterministic_time = ctx.evaluations_left / _EVALUATIONS
     if math.isfinite(ctx.seconds_left):
         solver.parameters.max_time_in_seconds = max(ctx.seconds_left, 1e-3)
-    status: list[Any] = []
-    work = threading.Thread(target=lambda: status.append(solver.solve(model.model, listing)))
-    work.start()
-    while work.is_alive():  # here, where Ctrl-C is heard
-        work.join(0.1)
-        if ctx.should_stop():
-            solver.stop_search()
+    with ThreadPoolExecutor(1) as pool:
+        task = pool.submit(solver.solve, model.model, listing)
+        while wait([task], 0.1).not_done:  # here, where Ctrl-C is heard
+            if ctx.should_stop():
+                solver.stop_search()
+        status = task.result()
     used = int(solver.response_proto.deterministic_time * _EVALUATIONS)
     ctx.spend(min(used, max(0, ctx.evaluations_left - 1)))
-    if status == [cp_model.INFEASIBLE]:
+    if status == cp_model.INFEASIBLE:
         return (model.goal if math.isfinite(model.goal) else 0.0), plans
-    return (solver.best_objective_bound * model.tick if status != [cp_model.MODEL_INVALID] else 0.0), plans
+    return (solver.best_objective_bound * model.tick if status != cp_model.MODEL_INVALID else 0.0), plans
 
 
 # ---- devices that are alike ------------------------------------------------------------------------------------------
@@ -329,7 +334,7 @@ class _Model:
                 model.add(last >= begins[d])
                 for r in local:
                     model.add(last >= self._finish[r]).only_enforce_if(self._on[unit[r]][d])
-                for (a, to), x in crossing.items():
+                for (_, to), x in crossing.items():
                     if to == d:
                         self._hold_between(d, begins[d], last, x, size)
 
@@ -417,7 +422,8 @@ class _Known:
         moving, graph = timeline.transfers, problem.graph
         self._per_edge = problem.execution.sends == "edge"
         keys = moving.reader if self._per_edge else moving.target
-        self._sent = dict(zip(zip(moving.tensor.tolist(), keys.tolist(), strict=True), moving.start.tolist(), strict=True))
+        rows = zip(moving.tensor.tolist(), keys.tolist(), moving.start.tolist(), strict=True)
+        self._sent: dict[tuple[int, int], float] = {(tensor, key): start for tensor, key, start in rows}
         self.gone = np.zeros(graph.num_tensors)
         here = self.placement[graph.edge_producer] == self.placement[graph.consumers]
         np.maximum.at(self.gone, graph.edge_tensor[here], self.finish[graph.consumers[here]])

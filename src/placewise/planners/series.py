@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +32,14 @@ from placewise.simulator.bounds import lower_bound
 from placewise.transforms import subgraph
 
 Pair = tuple[int, int]  # devices at both ends of a block
+Item = TypeVar("Item")
 
 _SEARCHES: Final = ("order-search", "list-search", "local-search")
 _EXACT: Final = "cpsat"
 _ENUMERATED: Final = 4096  # placements of a block whose ops run in one order only
-_FIRST, _SECOND = 0.2, 0.1  # of the budget left, for searches: for every pair, then for promising ones
-_PART: Final = 0.7  # of the budget left, for the proofs at hand together
-_SEARCHED: Final = 4  # times that searches go on with a pair which is too large to prove
-_CLOSED: Final = 1e-9  # a gap that is none
-_SEARCHED: Final = 4  # times that searches go on with a pair which is too large to prove
+#: Of the budget left: to search for every pair, then for promising ones; to prove blocks, then what is in the way.
+_FIRST, _SECOND, _THIRD, _PART = 0.2, 0.1, 0.6, 0.7
+_TRIES: Final = 4  # to close a pair; what the simulator's queues cost cannot be closed
 _CLOSED: Final = 1e-9  # a gap that is none
 _MORE: Final = 0.1  # of a block's time: what a better plan for it may well save
 _ROUNDING: Final = 1e-12  # of a sum
@@ -78,6 +77,7 @@ def series(problem: Problem, ctx: Context) -> None:
     row = Row(problem)
     row.search(ctx)
     row.prove(ctx)
+    row.improve(ctx, 1.0)
 
 
 def joints(problem: Problem) -> tuple[NDArray[np.int64], list[int]]:
@@ -99,27 +99,26 @@ def joints(problem: Problem) -> tuple[NDArray[np.int64], list[int]]:
     reach[reach < 0] = n  # nothing can come after a result, unless that is a joint
     fed = np.zeros(n, np.bool_)
     fed[reader] = True
-    first_fed = int(np.flatnonzero(~fed).max(initial=-1))
-    # Units reach from their first to their last op.
+    last_source = int(np.flatnonzero(~fed).max(initial=-1))
     unit = problem.unit[order]
     last_of_unit, first_of_unit = np.full(problem.num_units, -1), np.full(problem.num_units, n)
     np.maximum.at(last_of_unit, unit, np.arange(n))
     np.minimum.at(first_of_unit, unit, np.arange(n))
-    found, furthest = [], -1
-    open_units = np.zeros(n + 1, np.int64)  # +1 where a unit begins, -1 at its last op
     several = last_of_unit > first_of_unit
-    np.add.at(open_units, first_of_unit[several] + 1, 1)
-    np.add.at(open_units, last_of_unit[several], -1)
-    spanning = np.cumsum(open_units)  # units that have ops both before and after a place
+    change = np.zeros(n + 1, np.int64)
+    np.add.at(change, first_of_unit[several] + 1, 1)
+    np.add.at(change, last_of_unit[several], -1)
+    spanning = np.cumsum(change)  # units that have ops both before and after a place
+    found, furthest = [], -1
     for at in range(n):
         own = first_of_unit[unit[at]] < at < last_of_unit[unit[at]]
-        if furthest <= at and first_fed <= at and spanning[at] == own:
+        if furthest <= at and last_source <= at and spanning[at] == own:
             found.append(at)
         furthest = max(furthest, int(reach[at]))
     return order, found
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """A part of the graph with its first and last op on given devices: what is found and proved for each pair.
 
@@ -133,7 +132,7 @@ class Block:
     found: Floats = field(init=False)  # [states of entry, states of exit] seconds
     proved: Floats = field(init=False)
     plans: dict[Pair, tuple[Ints, Ints]] = field(default_factory=dict)
-    tries: dict[Pair | None, int] = field(default_factory=dict)  # after the first search; None: any pair
+    tries: dict[Pair, int] = field(default_factory=dict)  # of proofs
 
     def __post_init__(self) -> None:
         d, allowed, unit = self.problem.num_devices, self.problem.allowed, self.problem.unit
@@ -149,9 +148,10 @@ class Block:
         """Those that are possible."""
         return [(int(a), int(b)) for a, b in np.argwhere(np.isfinite(self.proved))]
 
-    def is_closed(self, pair: Pair) -> bool:
-        """Whether what is found is proved to be the best."""
-        return bool(self.proved[pair] >= self.found[pair] * (1 - _CLOSED))
+    def is_closed(self, pair: Pair | None) -> bool:
+        """Whether what is found for a pair, or for any, is proved to be the best."""
+        proved, found = (x.min() if pair is None else x[pair] for x in (self.proved, self.found))
+        return bool(proved >= found * (1 - _CLOSED))
 
     def pinned(self, pair: Pair | None) -> Problem:
         """The block with its ends on a pair of devices, or anywhere."""
@@ -234,8 +234,10 @@ class Row:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._twins = _Twins(problem)
+        self._judged = math.inf  # the least sum that was simulated
         order, places = joints(problem)
-        cuts = [-1, *places, *([len(order) - 1] if places[-1] < len(order) - 1 else [])]
+        end = len(order) - 1
+        cuts = [-1, *places, *([end] if places[-1] < end else [])]
         self.blocks: list[Block] = []  # those that differ
         self.which: list[int] = []  # for each block of the graph
         self.ops: list[NDArray[np.int64]] = []  # of each block of the graph, in its own order
@@ -244,7 +246,7 @@ class Row:
             inside = order[max(low, 0) : high + 1]
             ops = np.sort(inside)
             entry = int(np.searchsorted(ops, inside[0])) if low >= 0 else None
-            exit = int(np.searchsorted(ops, inside[-1])) if high in places else None
+            exit = int(np.searchsorted(ops, inside[-1])) if high <= places[-1] else None
             part = _part(problem, ops, entry)
             key = _key(part, entry, exit)
             if key not in known:
@@ -255,37 +257,34 @@ class Row:
             self.ops.append(ops)
 
     def search(self, ctx: Context) -> None:
-        """Find a plan for every pair of every block; then better ones for those that the best way uses."""
-        todo = [
+        """Find a plan for every pair of every block; then better ones for those that matter."""
+        pairs = [
             (block, pair) for block in self.blocks if not block.enumerate(ctx) for pair in self._twins.pairs(block)
         ]
-        until = ctx.spent + _FIRST * (1.0 - ctx.spent)
-        for i, (block, pair) in enumerate(todo):
-            if ctx.should_stop():
-                break
-            block.proved[pair] = lower_bound(block.pinned(pair)).value
-            left = max(until - ctx.spent, 0.0) / (len(todo) - i) / (1.0 - ctx.spent)
-            self._work_on(ctx, block, pair, left, _SEARCHES[:1])
+        for block in dict.fromkeys(block for block, _ in pairs):
+            block.proved = np.maximum(block.proved, lower_bound(block.problem).value)
+        for (block, pair), share in _dealt(ctx, pairs, _FIRST):
+            self._work_on(ctx, block, pair, share, _SEARCHES[:1])
         self._judge(ctx)
+        self.improve(ctx, _SECOND)
 
-        until = ctx.spent + _SECOND * (1.0 - ctx.spent)
-        while not ctx.should_stop() and ctx.spent < until:
-            todo = [(block, pair) for block, pair in self._promising() if pair not in block.tries]
-            if not todo:
-                break
-            for i, (block, pair) in enumerate(todo):
-                if ctx.should_stop() or ctx.spent >= until:
-                    break
-                block.tries[pair] = 0
-                share = (until - ctx.spent) / (1.0 - ctx.spent) / (len(todo) - i)
-                self._work_on(ctx, block, pair, share, _SEARCHES)
+    def improve(self, ctx: Context, share: float) -> None:
+        """Search longer where it promises something, within a share of the budget, until that brings nothing."""
+        until, before = ctx.spent + share * (1.0 - ctx.spent), math.inf
+        while not ctx.should_stop() and ctx.spent < until and ctx.best_value < before:
+            before = ctx.best_value
+            for (block, pair), part in _dealt(ctx, self._promising(), (until - ctx.spent) / (1.0 - ctx.spent) / 2):
+                self._work_on(ctx, block, pair, part, _SEARCHES)
             self._judge(ctx)
 
     def _promising(self) -> list[tuple[Block, Pair]]:
         """Pairs that are not closed, and whose use would not make the best way much longer; the best first."""
         tables = [self.blocks[k].found for k in self.which]
         before, after = _ways(tables), _ways([table.T for table in tables[::-1]])[::-1]
-        best, more = float(before[-1].min()), {}
+        best = float(before[-1].min())
+        if not math.isfinite(best):
+            return []
+        more: dict[tuple[int, Pair], float] = {}
         for k, table, way_in, way_out in zip(self.which, tables, before[:-1], after[1:], strict=True):
             block = self.blocks[k]
             extra = way_in[:, None] + table + way_out - best
@@ -297,9 +296,11 @@ class Row:
     def _work_on(
         self, ctx: Context, block: Block, pair: Pair | None, share: float, planners: Sequence[str], goal: float = 0.0
     ) -> None:
-        known = block.best_plan(pair)
+        known, proved = block.best_plan(pair), float(block.proved.min() if pair is None else block.proved[pair])
+        if not math.isfinite(proved):
+            return
         with ctx.aside(block.pinned(pair), max(share, 0.0)) as inner:
-            inner.bound(block.proved.min() if pair is None else block.proved[pair])
+            inner.bound(proved)
             try:
                 if known:
                     inner.evaluate(*known)
@@ -312,55 +313,85 @@ class Row:
 
     def _judge(self, ctx: Context) -> None:
         """Put together the best plan and the best bound that the blocks give."""
-        total, states = _cheapest([self.blocks[k].found for k in self.which])
-        if math.isfinite(total) and not total >= ctx.best_value and ctx.evaluations_left:
-            placement, order = self._whole(states)
+        total, way = _cheapest([self.blocks[k].found for k in self.which])
+        if total < min(self._judged, ctx.best_value) and ctx.evaluations_left:
+            self._judged = total
+            placement, order = self._whole(way)
             if not math.isfinite(ctx.evaluate(placement, order)):
                 settled(self._problem, ctx, placement[self._problem.first_of_unit])
-        ctx.bound(self._bound() * (1 - _ROUNDING * len(self.which)))
+        ctx.bound(_cheapest([self.blocks[k].proved for k in self.which])[0] * (1 - _ROUNDING * len(self.which)))
 
-    def _bound(self) -> float:
-        return _cheapest([self.blocks[k].proved for k in self.which])[0]
-
-    def _whole(self, states: list[Pair]) -> tuple[Ints, Ints]:
+    def _whole(self, way: list[Pair]) -> tuple[Ints, Ints]:
         problem, graph = self._problem, self._problem.graph
         placement = np.full(problem.num_ops, -1, np.int32)
         order: list[NDArray[Any]] = [np.flatnonzero(graph.is_stored)]
-        for k, ops, pair in zip(self.which, self.ops, states, strict=True):
+        for k, ops, pair in zip(self.which, self.ops, way, strict=True):
             block = self.blocks[k]
-            inside, sequence = block.plans[pair]
-            placement[ops] = inside
-            sequence = ops[sequence]
-            order.append(sequence if block.entry is None else sequence[sequence != ops[block.entry]])
+            placement[ops], sequence = block.plans[pair]
+            order.append(ops[sequence if block.entry is None else sequence[sequence != block.entry]])
         _house(problem, placement)
         return placement, np.concatenate(order).astype(np.int32)
 
     def prove(self, ctx: Context) -> None:
-        """Prove, or improve, what the cheapest way by what is proved would use, until that is the way of the plan.
+        """Bounds, and what is found on the way.
 
-        A block is first solved with its ends anywhere, which says something about all pairs. A pair is done with once
-        it is proved that no way which uses it can be better than the plan.
+        A block is first solved with its ends anywhere, which says something about all its pairs.
         """
+        wide = [block for block in self.blocks if not block.is_closed(None) and _is_exact(block)]
+        for block, share in _dealt(ctx, sorted(wide, key=lambda block: block.problem.num_ops), _THIRD):
+            self._work_on(ctx, block, None, share, (_EXACT,))
+            self._judge(ctx)
         while not ctx.should_stop():
-            total, way = _cheapest([self.blocks[k].proved for k in self.which])
-            work: dict[tuple[int, Pair | None], tuple[int, float, bool]] = {}
-            for k, its in zip(self.which, way, strict=True):
-                block, pair = self.blocks[k], self._twins.canonical(self.blocks[k], its)
-                exact = get(_EXACT).why_not(block.problem) is None
-                gap = min(block.found[pair], ctx.best_value) - block.proved[pair]
-                ask = pair if None in block.tries or not exact else None
-                tries = block.tries.get(ask, 0)
-                if not block.is_closed(pair) and (exact or tries < _SEARCHED):
-                    work[k, ask] = tries, -gap * block.count, exact
+            work = self._in_the_way(ctx)
             if not work:
                 return
-            k, ask = min(work, key=work.__getitem__)
-            block, (tries, _, exact) = self.blocks[k], work[k, ask]
-            block.tries[ask] = tries + 1
-            goal = 0.0 if ask is None else float(block.proved[ask] + (ctx.best_value - total) / block.count)
-            as_often = sum(other[0] == tries for other in work.values())
-            self._work_on(ctx, block, ask, _PART / as_often, (_EXACT,) if exact else _SEARCHES, goal)
+            (block, pair), (tries, _, goal) = min(work.items(), key=lambda entry: entry[1])
+            block.tries[pair] = tries + 1
+            share = _PART / sum(other[0] == tries for other in work.values())
+            self._work_on(ctx, block, pair, share, (_EXACT,) if _is_exact(block) else _SEARCHES, goal)
             self._judge(ctx)
+
+    def _in_the_way(self, ctx: Context) -> dict[tuple[Block, Pair], tuple[int, float, float]]:
+        """What the way that is cheapest by what is proved uses and is not closed: (tries, less the gap, goal) of each.
+
+        Until that way is the way of the plan, it is what stands between the plan and a proof. A pair is done with once
+        it is proved that no way which uses it can be better than the plan: its goal.
+        """
+        while True:
+            total, way = _cheapest([self.blocks[k].proved for k in self.which])
+            uses: dict[tuple[Block, Pair], int] = {}
+            for block, pair in zip((self.blocks[k] for k in self.which), way, strict=True):
+                its = block, self._twins.canonical(block, pair)
+                uses[its] = uses.get(its, 0) + 1
+            new = [(block, pair) for block, pair in uses if pair not in block.tries and not block.is_closed(pair)]
+            for block, pair in new:  # a quick bound may do
+                block.tries[pair] = 0
+                block.proved[pair] = max(block.proved[pair], lower_bound(block.pinned(pair)).value)
+                self._twins.spread(block)
+            if not new:
+                break
+        return {
+            (block, pair): (
+                block.tries[pair],
+                (block.proved[pair] - min(block.found[pair], ctx.best_value)) * times,
+                float(block.proved[pair] + (ctx.best_value - total) / times),
+            )
+            for (block, pair), times in uses.items()
+            if not block.is_closed(pair) and block.tries[pair] < _TRIES
+        }
+
+
+def _dealt(ctx: Context, items: Sequence[Item], share: float) -> Iterator[tuple[Item, float]]:
+    """The items, each with its share of the budget left, for all of them a share of it now."""
+    until = ctx.spent + share * (1.0 - ctx.spent)
+    for i, item in enumerate(items):
+        if ctx.should_stop():
+            return
+        yield item, max(0.0, until - ctx.spent) / (1.0 - ctx.spent) / (len(items) - i)
+
+
+def _is_exact(block: Block) -> bool:
+    return get(_EXACT).why_not(block.problem) is None
 
 
 class _Twins:
@@ -371,8 +402,7 @@ class _Twins:
 
     def _map(self, pair: Pair, block: Block) -> tuple[Pair, NDArray[np.int32]]:
         """(the pair that stands for this one, what turns its devices into those of this one)."""
-        (a, b), devices = pair, np.arange(self._devices, dtype=np.int32)
-        to = devices.copy()
+        (a, b), to, swapped = pair, np.arange(self._devices, dtype=np.int32), np.arange(self._devices)
         if block.entry is not None:
             first = self._first[a]
             to[[first, a]] = a, first
@@ -382,7 +412,6 @@ class _Twins:
             if b_before == taken:
                 return (taken, taken), to
             chosen = next(d for d in range(self._devices) if d != taken and self._first[d] == self._first[b_before])
-            swapped = devices.copy()
             swapped[[chosen, b_before]] = b_before, chosen
             return (max(taken, 0), chosen), to[swapped]
         return (self._first[a] if block.entry is not None else 0, 0), to

@@ -6,6 +6,8 @@ order. Transfers are computed as latency + bytes * seconds_per_byte, in that ord
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from placewise.simulator.arrays import priority_order
@@ -217,3 +219,94 @@ def _peak(graph, d, place, start, finish, transfers, per_edge, readers):
             held.append((begin, max(local), size))
     moments = sorted({0.0} | {begin for begin, _, _ in held})
     return resident + max(sum(size for a, b, size in held if a <= moment < b) for moment in moments)
+
+
+# ---- pipelines -------------------------------------------------------------------------------------------------------
+
+
+def per_sample(problem, placement):
+    """(time per sample, peak by device); tries every number of replicas for every device that has ops."""
+    graph, cluster, execution = problem.graph, problem.cluster, problem.execution
+    place, devices = [int(d) for d in placement], range(problem.num_devices)
+    trains, apart = any(graph.phase > 0), execution.pipeline == "gpipe"
+    compute, copying = [[0.0] * 2 for _ in devices], [[0.0] * 2 for _ in devices]
+    passed = {c: [0.0] * 2 for c in range(len(cluster.channels))}
+    resident, held, kept, scratch = ([0.0] * len(devices) for _ in range(4))
+    for op, d in enumerate(place):
+        compute[d][int(graph.phase[op] > 0)] += float(problem.seconds[op, d])
+        resident[d] += float(graph.resident[op])
+        scratch[d] = max(scratch[d], float(graph.scratch[op]))
+    ahead = {d: set() for d in devices}
+    for t, op in enumerate(graph.tensor_producer.tolist()):
+        home, phase, size = place[op], int(graph.phase[op] > 0), float(graph.tensor_bytes[t])
+        readers = graph.consumers[graph.consumer_ptr[t] : graph.consumer_ptr[t + 1]].tolist()
+        stored = bool(graph.is_stored[op])
+        if stored:
+            resident[home] += size
+        else:
+            held[home] += size
+            ahead[home] |= {place[v] for v in readers if phase == 0 and graph.phase[v] == 0} - {home}
+        activation = phase == 0 and not stored
+        reread = any(graph.phase[v] > 0 for v in readers)
+        if activation and reread and not execution.recompute:
+            kept[home] += size
+        targets = [place[v] for v in readers if place[v] != home]
+        times = []
+        for d in targets if execution.sends == "edge" else sorted(set(targets)):
+            times.append(float(cluster.latency[home, d]) + size * float(cluster.seconds_per_byte[home, d]))
+            held[d] += size
+            if activation and (reread or execution.recompute):
+                kept[d] += size
+            copying[d][phase] += times[-1] * cluster.devices[d].copies
+            for c in cluster.channels_of[home, d] if execution.contention == "channel" else ():
+                passed[c][phase] += times[-1]
+        sent = max(times, default=0.0) if execution.staged else sum(times)
+        copying[home][phase] += sent * cluster.devices[home].copies
+
+    def depth(d):
+        return 1 + max([depth(e) for e in ahead[d]], default=0)
+
+    in_flight = trains and execution.in_flight == "pipeline"
+    if execution.recompute and in_flight:
+        for times in compute:
+            times[1] += times[0]
+    peak = resident
+    if execution.memory == "live":
+        samples = [1 if not in_flight else execution.microbatches if apart else depth(d) for d in devices]
+        peak = [resident[d] + held[d] + (samples[d] - 1) * kept[d] + scratch[d] for d in devices]
+
+    def load(d, r, phases):
+        work, moves = (sum(times[d][p] for p in phases) for times in (compute, copying))
+        total = (max(work, moves) if execution.overlap else work + moves) / r
+        other = next((e for e in devices if e != d and _alike(problem, d, e)), d)
+        if trains and 1 in phases and r > 1:
+            ring = 2 * (r - 1) / r * resident[d] * cluster.seconds_per_byte[d, other]
+            total += (ring + 2 * (r - 1) * cluster.latency[d, other]) / execution.microbatches
+        return total
+
+    used = sorted(set(place))
+    kinds = {d: tuple(e for e in devices if e == d or _alike(problem, d, e)) for d in used}
+    choices = [range(1, len(kinds[d]) + 1 if execution.replicate else 2) for d in used]
+    found = []
+    for counts in itertools.product(*choices):
+        total = {kind: sum(r for d, r in zip(used, counts, strict=True) if kinds[d] == kind) for kind in kinds.values()}
+        enough = sum(counts) <= max(len(used), problem.max_devices or len(devices))
+        if enough and all(total[kind] <= len(kind) for kind in total):
+            found.append(sum(
+                max([0.0, *(load(d, r, phases) for d, r in zip(used, counts, strict=True)),
+                     *(sum(times[p] for p in phases) for times in passed.values())])
+                for phases in ([[0], [1]] if apart else [[0, 1]])
+            ))  # fmt: skip
+    return min(found, default=0.0), peak
+
+
+def _alike(problem, a, b):
+    cluster, renamed = problem.cluster, {a: b, b: a}
+    pairs = [(c, d, renamed.get(c, c), renamed.get(d, d)) for c in range(cluster.num_devices)
+             for d in range(cluster.num_devices)]  # fmt: skip
+    return (
+        problem.seconds[:, a].tolist() == problem.seconds[:, b].tolist()
+        and problem.capacity[a] == problem.capacity[b]
+        and cluster.devices[a].copies == cluster.devices[b].copies
+        and all(m[c, d] == m[e, f] for m in (cluster.latency, cluster.seconds_per_byte) for c, d, e, f in pairs)
+    )

@@ -271,6 +271,10 @@ class ExecutionData(_Object):
     overlap: bool = True
     staged: bool = False
     pipeline: str = "1f1b"
+    replicate: bool = False
+    microbatches: Count = 1
+    in_flight: str = "one"
+    recompute: bool = False
 
 
 class ProblemData(_Object):

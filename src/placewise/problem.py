@@ -26,6 +26,7 @@ _CHOICES: Final = {
     "sends": ("tensor", "edge"),
     "memory": ("live", "static"),
     "pipeline": ("1f1b", "gpipe"),
+    "in_flight": ("one", "pipeline"),
 }
 
 
@@ -57,6 +58,10 @@ class Execution:
     overlap: bool = True  # throughput: whether a device computes while it copies
     staged: bool = False  # throughput: sends go through host memory, so a sender pays once however many receive
     pipeline: str = "1f1b"  # throughput of training: busiest device; "gpipe": busiest forward plus busiest backward
+    replicate: bool = False  # throughput: devices without ops repeat the work of devices like them, sample by sample
+    microbatches: int = 1  # throughput of training: samples of a step, after which replicas exchange their gradients
+    in_flight: str = "one"  # samples whose activations a device holds; "pipeline": as many as a training pipeline needs
+    recompute: bool = False  # of samples in flight, only what a device receives is kept; the rest is computed again
 
     def __post_init__(self) -> None:
         for setting, choices in _CHOICES.items():
@@ -69,6 +74,11 @@ class Execution:
         _check_count(self.prefetch, "execution.prefetch")
         _check_flag(self.overlap, "execution.overlap")
         _check_flag(self.staged, "execution.staged")
+        _check_flag(self.replicate, "execution.replicate")
+        _check_count(self.microbatches, "execution.microbatches")
+        _check_flag(self.recompute, "execution.recompute")
+        if self.recompute and self.in_flight == "one":
+            raise InvalidInput('execution.recompute: needs in_flight "pipeline": one sample is never computed again')
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +125,8 @@ class Problem:
         if self.execution.concurrency != "parallel" and self.objective == "throughput":
             engine = "a sequential engine" if self.execution.concurrency == "sequential" else "an engine with slots"
             raise InvalidInput(f"{engine} has no pipeline: plan it for latency")
+        if self.execution.in_flight == "pipeline" and self.objective == "throughput" and not self.contiguous:
+            raise InvalidInput('execution.in_flight: "pipeline" counts stages, so the plan must be contiguous')
         stuck = np.flatnonzero(~self.allowed.any(axis=1))
         if len(stuck):
             name = self.graph.op_names[stuck[0]]

@@ -33,7 +33,7 @@ _MOST_BYTES: Final = 1 << 28  # of ideals
 _STEPS: Final = 1_000_000  # between two looks at the clock
 _MOST_LOOKS: Final = 4_000  # at the clock, for one limit
 
-Stage = tuple[NDArray[np.bool_], int]  # the nodes, the kind of device
+Stage = tuple[NDArray[np.bool_], int]  # the nodes, the kind of device; how many devices have it is the simulator's
 
 
 class TooManyIdeals(Exception):
@@ -46,8 +46,17 @@ def why_not(problem: Problem) -> bool | str:
         return "plans contiguous pipelines only (contiguous = true)"
     if problem.num_units > _MOST_UNITS:
         return f"takes {_MOST_UNITS} units at most, and there are {problem.num_units}"
-    sets = math.prod(len(devices) + 1 for devices in stages_of(problem).kinds.devices) if problem.num_ops else 1
+    sets = math.prod(n + 1 for n in _digits(stages_of(problem))) if problem.num_ops else 1
     return sets <= _MOST_SETS or f"tells {_MOST_SETS} sets of devices apart at most, and there are {sets}"
+
+
+def _digits(stages: Stages) -> list[int]:
+    """The most of everything that partial pipelines are told apart by: devices of each kind in use, and stages.
+
+    Stages count where they need memory by what comes after; without replicas there are as many as devices in use.
+    """
+    count = [len(devices) for devices in stages.kinds.devices]
+    return [*count, sum(count)] if stages.chained and (stages.kinds.most > 1).any() else count
 
 
 def _compile(problem: Problem) -> None:
@@ -72,6 +81,10 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     equal and sends are staged, per edge, or have one reader; elsewhere stages are charged the least that they may have
     to pay (stages.py), which is a bound, and often the value too. Shared channels count in the value alone.
 
+    With replicas, a stage may take several devices of a kind. With samples in flight (1f1b) the search runs from the
+    last stage to the first, and its k-th stage holds k samples. That is exact where nodes are in a row; where
+    branches may be stages side by side, it is too many for some: plans are found so, but the bound is for one sample.
+
     The paper ties units that only run backward to where their twins would run forward. Here they may be anywhere, as
     the simulator allows. Such free units, and of many nodes the lightest, are left out at first (`stages.without`) and
     added, the most doubtful first, until the bound meets the best plan. With all of them it is exact.
@@ -87,11 +100,14 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
         stages = below(without(every, out), ctx.best_value)
         many = len(out) > _FEW
         within = _NEARLY if many else _ROUGHLY if len(out) else _CLOSE
+        if stages.chained and not stages.in_a_row:
+            settle(problem, ctx, every, stages, proves=False, within=within, halving=many)
+            stages = stages.unchained()
         found = settle(problem, ctx, every, stages, proves=True, within=within, halving=many)
         if not len(out) or ctx.should_stop():
             return None
         if found is None:  # too many ideals: let it be the bound without those nodes
-            settle(problem, ctx, every, below(without(every, first), ctx.best_value), proves=True)
+            settle(problem, ctx, every, below(without(every, first), ctx.best_value).unchained(), proves=True)
             return None
         out = np.delete(out, _most_doubtful(problem, every, out, found))
     return None
@@ -233,10 +249,13 @@ class Search:
         if not math.isfinite(scale):
             scale = float(np.where(np.isfinite(stages.compute), stages.compute, 0.0).max(axis=1).sum())
             scale += float(stages.send.sum() + stages.receive.sum())
-        self._second = _quantum(scale)
-        byte = _quantum(float(stages.need.sum() + stages.copy.sum() + stages.scratch.max(initial=0.0)))
+        self._second = _quantum(scale * int(stages.kinds.most.max(initial=1)))
+        total = stages.need.sum() + stages.copy.sum() + stages.scratch.max(initial=0.0)
+        byte = _quantum(float(total + (stages.keep.sum() + stages.keep_copy.sum()) * sum(_digits(stages))))
 
         tail, head = (stages.tail, stages.head) if order is None else (order[:-1], order[1:])
+        if stages.chained:  # from the last stage to the first
+            tail, head = head, tail
         after_ptr, after = _lists(tail, head, n)
         sent_ptr, sent = _lists(stages.sender, np.arange(stages.num_messages), n)
         read_ptr, read = _lists(stages.reader, stages.message, n)
@@ -246,8 +265,8 @@ class Search:
         # Columns of what messages cost, where they cost anything: by tariff, then bytes.
         costs = (stages.send != 0).any(axis=0) | (stages.receive != 0).any(axis=0)
         self._tariff = np.where(costs, np.cumsum(costs) - 1, -1)[stages.kinds.tariff]
-        bytes_held = stages.copy[:, None] if stages.copy.any() else np.zeros((stages.num_messages, 0))
-        self._bytes_column = int(costs.sum()) if stages.copy.any() else -1
+        held = [stages.copy] * bool(stages.copy.any() or stages.chained) + [stages.keep_copy] * stages.chained
+        bytes_held = np.array(held).reshape(len(held), stages.num_messages).T
         paid = [[_floor(stages.send[:, costs], self._second), _floor(0 * bytes_held, byte)]]
         paid += [[_floor(stages.receive[:, costs], self._second), _floor(bytes_held, byte)]]
         self._send, self._receive = (np.ascontiguousarray(np.hstack(columns)) for columns in paid)
@@ -256,15 +275,15 @@ class Search:
         self._room = _floor(stages.kinds.room, byte, _NO_LIMIT)
         self._scratch = _floor(stages.scratch, byte)
 
-        count = np.array([len(devices) for devices in stages.kinds.devices])
-        self._step = np.concatenate([[1], np.cumprod(count + 1)[:-1]]).astype(np.int64)
-        sets = int((count + 1).prod())
-        in_use = np.arange(sets)[:, None] // self._step % (count + 1)  # [sets, K]
-        most = most_devices or int(count.sum())
-        self._sets, self._words = sets, -(-sets // 64)
-        free = count - in_use
-        free[in_use.sum(axis=1) >= most] = 0
-        self._may_add = np.array([_packed(free[:, k] > 0, self._words) for k in range(kinds)]).reshape(-1)
+        digits = np.array(_digits(stages))
+        step = np.concatenate([[1], np.cumprod(digits + 1)[:-1]]).astype(np.int64)
+        self._sets = sets = int((digits + 1).prod())
+        self._words = -(-sets // 64)
+        in_use = np.arange(sets)[:, None] // step % (digits + 1)  # [sets, K], and stages
+        so_far = in_use[:, :kinds].sum(axis=1)
+        spare = np.maximum((most_devices or sets) - so_far, 0)
+        free = np.minimum(digits[:kinds] - in_use[:, :kinds], spare[:, None])
+        self._options, self._may_add = self._ways(step, free, in_use[:, kinds] if len(digits) > kinds else so_far)
         # What is left to do must fit into the time, and the memory, of the devices that are left.
         weights, self._supply = [], []
         for p in range(phases + (phases > 1)):
@@ -275,9 +294,29 @@ class Search:
         if (self._room < _NO_LIMIT).all():
             weights.append(need[:, 0])
             self._supply.append((-1, (free * self._room).sum(axis=1)))
-        columns = [compute.reshape(n, kinds * phases), need, *(weight[:, None] for weight in weights)]
-        self._own = np.ascontiguousarray(np.hstack(columns))
+        columns = [compute.reshape(n, kinds * phases), need]
+        self._layout = np.array([int(costs.sum()) if held else -1, -1, -1])
+        if stages.weight.any():
+            self._layout[1] = sum(column.shape[1] for column in columns)
+            columns.append(np.minimum(_floor(stages.weight[:, None] * stages.kinds.per_byte, self._second), _NEVER))
+        if stages.chained:
+            self._layout[2] = sum(column.shape[1] for column in columns)
+            columns.append(_floor(stages.keep[:, None], byte))
+        self._own = np.ascontiguousarray(np.hstack([*columns, *(weight[:, None] for weight in weights)]))
         self._zobrist = np.random.default_rng(0).integers(1, 2**63, n, np.uint64)
+
+    def _ways(self, step: Whole, free: Whole, stages_so_far: Whole) -> tuple[Whole, NDArray[np.uint64]]:
+        """What devices a stage may get, [W, 5] (see _KIND), and after which sets of devices, as bits."""
+        stages, ways, after = self._stages, [], []
+        for k, most in enumerate(stages.kinds.most.tolist()):
+            for r in range(1, most + 1):
+                shift = r * int(step[k]) + (int(step[-1]) if len(step) > free.shape[1] else 0)
+                latency = int(_floor(np.array((r - 1) * stages.kinds.latency[k]), self._second))
+                for samples in range(1, int(stages_so_far.max()) + 1) if stages.chained else (1,):
+                    ways.append((k, r, samples, shift, min(latency, _NEVER)))
+                    able = (free[:, k] >= r) & ((stages_so_far == samples - 1) | (not stages.chained))
+                    after.append(_packed(able, self._words))
+        return np.array(ways, np.int64), np.concatenate(after)
 
     def decide(self, limit: float) -> tuple[float, list[Stage]] | None:
         """(value, stages) of a pipeline within the limit; None if there is none, which is a proof.
@@ -309,8 +348,8 @@ class Search:
             left[j] = np.minimum(np.ceil(total * (1 + 1e-12)) + 1, _NO_LIMIT)
         table = _Table(n, self._words)
         given = (
-            *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff,
-            self._bytes_column, self._room, self._step, self._may_add, cap, left, stages.overlap, self._zobrist,
+            *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._layout,
+            self._room, self._options, self._may_add, cap, left, stages.overlap, self._zobrist,
         )  # fmt: skip
         for _ in range(_MOST_LOOKS):
             verdict = _grow(*given, *table.arrays, *table.work(self), _STEPS)
@@ -334,15 +373,15 @@ class Search:
         work = [np.zeros(size, np.int64) for size in (n, max(n, m), m)]
         work += [np.zeros(size, np.int64) for size in (self._columns, self._columns, self._own.shape[1], self._phases)]
         while table.size(at):
-            best, kind = _last_stage(
-                *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._bytes_column,
-                self._room, self._step, self._may_add, cap, stages.overlap, table.member, table.used, table.count, at,
-                in_use, *work,
+            best, way = _last_stage(
+                *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._layout,
+                self._room, self._options, self._may_add, cap, stages.overlap, table.member, table.used, table.count,
+                at, in_use, *work,
             )  # fmt: skip
             loads = np.maximum(loads, work[-1])
-            chain.append((table.nodes(at) & ~table.nodes(best), int(kind)))
-            at, in_use = best, in_use - int(self._step[kind])
-        return float(loads.sum()) * self._second, chain[::-1]
+            chain.append((table.nodes(at) & ~table.nodes(best), int(self._options[way, _KIND])))
+            at, in_use = best, in_use - int(self._options[way, _SHIFT])
+        return float(loads.sum()) * self._second, chain if stages.chained else chain[::-1]
 
 
 def _quantum(total: float) -> float:
@@ -415,11 +454,11 @@ class _Table:
         """Where the kernel keeps what it is in the middle of."""
         if self._work is None:
             n, m, columns = self._n, len(search._send), search._send.shape[1] * search._phases
-            kinds = len(search._step)
+            ways = len(search._options)
             self._work = tuple(np.zeros(size, np.int64) for size in (n, n, n, m, m, n + 1, n + 1, n + 1, n + 1, n + 1))
             self._work += tuple(np.zeros(size, np.int64) for size in (columns, columns, search._own.shape[1]))
-            self._work += (np.zeros(len(search._supply), np.int64), np.zeros(kinds, np.int64))
-            self.moved = np.zeros((kinds + 1) * self._words, np.uint64)
+            self._work += (np.zeros(len(search._supply), np.int64), np.zeros(ways, np.int64))
+            self.moved = np.zeros((ways + 1) * self._words, np.uint64)
         return (*self._work, self.moved)
 
     def double(self) -> None:
@@ -442,6 +481,8 @@ class _Table:
 
 _DONE, _REACHED, _FULL, _PAUSED = range(4)
 _COUNT, _SIZE, _IDEAL, _LEVEL, _PENDING, _STATE = range(6)
+_KIND, _REPLICAS, _SAMPLES, _SHIFT, _LATENCY = range(5)  # of devices that a stage may get; the shift is of sets in use
+_HELD, _WEIGHT, _KEEP = range(3)  # columns, -1 where there is none: of messages (bytes, then what is kept); of nodes
 
 
 @njit(cache=True, nogil=True)
@@ -530,35 +571,45 @@ def _rule_out(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True)
-def _load(kind, p, moved, done, tariff, phases, columns, overlap):  # type: ignore[no-untyped-def]
+def _load(way, options, p, moved, done, tariff, layout, phases, columns, overlap):  # type: ignore[no-untyped-def]
+    """What a stage with these sums takes in a phase; the last phase has what replicas exchange."""
+    kind, replicas = options[way, _KIND], options[way, _REPLICAS]
     work, copies = done[kind * phases + p], np.int64(0)
     if tariff[kind] >= 0:
         copies = moved[p * columns + tariff[kind]]
-    return max(work, copies) if overlap else work + copies
+    load = max(work, copies) if overlap else work + copies
+    if replicas > 1 and load < _NEVER:
+        if p == phases - 1:
+            if layout[_WEIGHT] >= 0:
+                load += (replicas - 1) * min(done[layout[_WEIGHT] + kind], 4 * _NEVER)
+            load += replicas * options[way, _LATENCY]
+        load //= replicas
+    return load
 
 
 @njit(cache=True, nogil=True, no_cpython_wrapper=True)
-def _fits(kind, moved, done, scratch, tariff, columns, bytes_column, room, cap, overlap):  # type: ignore[no-untyped-def]
-    """Whether a stage with these sums keeps the limits on a kind of device."""
-    phases, kinds, in_all = len(cap) - 1, len(tariff), np.int64(0)
+def _fits(way, options, moved, done, scratch, tariff, columns, layout, room, cap, overlap):  # type: ignore[no-untyped-def]
+    """Whether a stage with these sums keeps the limits on some devices."""
+    phases, kinds, in_all, more = len(cap) - 1, len(tariff), np.int64(0), options[way, _SAMPLES] - 1
     held = done[kinds * phases] + scratch
+    if layout[_KEEP] >= 0:
+        held += more * done[layout[_KEEP]]
     for p in range(phases):
-        work, copies = done[kind * phases + p], np.int64(0)
-        if tariff[kind] >= 0:
-            copies = moved[p * columns + tariff[kind]]
-        load = max(work, copies) if overlap else work + copies
+        load = _load(way, options, p, moved, done, tariff, layout, phases, columns, overlap)
         in_all += load
         if load > cap[p] or in_all > cap[phases]:
             return False
-        if bytes_column >= 0:
-            held += moved[p * columns + bytes_column]
-    return held <= room[kind]
+        if layout[_HELD] >= 0:
+            held += moved[p * columns + layout[_HELD]]
+            if layout[_KEEP] >= 0:
+                held += more * moved[p * columns + layout[_HELD] + 1]
+    return held <= room[options[way, _KIND]]
 
 
 @njit(cache=True, nogil=True)
 def _grow(  # type: ignore[no-untyped-def]
     inputs, after_ptr, after, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own,
-    scratch, tariff, bytes_column, room, step, may_add, cap, left, overlap, zobrist,
+    scratch, tariff, layout, room, options, may_add, cap, left, overlap, zobrist,
     slot, key, member, used, following, first, state, hash_now, now,
     waiting, inside, fate, inner, gone, queue, begin, at, end, most_scratch, full, sure, done, remaining, usable,
     moved, steps,
@@ -568,7 +619,7 @@ def _grow(  # type: ignore[no-untyped-def]
     A stage grows node by node: each level of the search takes a node from the queue of those whose inputs are there,
     and those that it passed over never join in the levels above. So every set is met once.
     """
-    n, kinds, row, words = len(inputs), len(tariff), len(now), len(may_add) // len(tariff)
+    n, ways, row, words = len(inputs), len(options), len(now), len(may_add) // len(options)
     own_columns, potentials, columns = own.shape[1], len(remaining), send.shape[1]
     one, mask = np.uint64(1), np.uint64(len(slot) - 1)
     level = state[_LEVEL]
@@ -583,9 +634,9 @@ def _grow(  # type: ignore[no-untyped-def]
                     return _DONE
                 ideal = first[state[_SIZE]]
             state[_IDEAL] = ideal
-            for k in range(kinds):
+            for k in range(ways):
                 usable[k] = 0
-                words_off, bits_off = step[k] // 64, np.uint64(step[k] % 64)
+                words_off, bits_off = options[k, _SHIFT] // 64, np.uint64(options[k, _SHIFT] % 64)
                 for w in range(words):
                     bits = np.uint64(0)
                     if w - words_off >= 0:
@@ -630,17 +681,19 @@ def _grow(  # type: ignore[no-untyped-def]
             level = begin[0] = at[0] = most_scratch[0] = 0
             state[_PENDING] = 0
         elif state[_PENDING]:
-            # ---- a new stage: which kinds of devices can have it, and where that leads
+            # ---- a new stage: which devices can have it, and where that leads
             target, hit = -1, False
-            for k in range(kinds):
+            for k in range(ways):
                 top = most_scratch[level]
-                if usable[k] and _fits(k, full, done, top, tariff, columns, bytes_column, room, cap, overlap):
+                if usable[k] and _fits(
+                    k, options, full, done, top, tariff, columns, layout, room, cap, overlap
+                ):  # fmt: skip
                     if not hit:
                         hit = True
                         for w in range(words):
-                            moved[kinds * words + w] = 0
+                            moved[ways * words + w] = 0
                     for w in range(words):
-                        moved[kinds * words + w] |= moved[k * words + w]
+                        moved[ways * words + w] |= moved[k * words + w]
             if hit:
                 spot = hash_now[0] & mask
                 while slot[spot] >= 0:
@@ -654,7 +707,7 @@ def _grow(  # type: ignore[no-untyped-def]
                     spot = (spot + one) & mask
                 fresh = False
                 for w in range(words):
-                    bits = moved[kinds * words + w]
+                    bits = moved[ways * words + w]
                     if target >= 0:
                         bits &= ~used[target * words + w]
                     keep = np.uint64(0)
@@ -667,7 +720,7 @@ def _grow(  # type: ignore[no-untyped-def]
                                     fits = fits and rest <= left[j, w * 64 + b]
                                 if fits:
                                     keep |= one << np.uint64(b)
-                    moved[kinds * words + w] = keep
+                    moved[ways * words + w] = keep
                     fresh = fresh or keep != 0
                 if fresh:
                     if target < 0:
@@ -688,7 +741,7 @@ def _grow(  # type: ignore[no-untyped-def]
                         following[target] = first[size]
                         first[size] = target
                     for w in range(words):
-                        used[target * words + w] |= moved[kinds * words + w]
+                        used[target * words + w] |= moved[ways * words + w]
                     if first[n] == target:
                         return _REACHED
             state[_PENDING] = 0
@@ -719,9 +772,9 @@ def _grow(  # type: ignore[no-untyped-def]
                     last += 1
             if joins:
                 top, fits = max(most_scratch[level], scratch[v]), False
-                for k in range(kinds):
+                for k in range(ways):
                     if usable[k] and not fits:
-                        fits = _fits(k, sure, done, top, tariff, columns, bytes_column, room, cap, overlap)
+                        fits = _fits(k, options, sure, done, top, tariff, columns, layout, room, cap, overlap)
                 begin[level + 1] = at[level + 1] = at[level] + 1 if fits else last
                 end[level + 1], most_scratch[level + 1] = last, top
                 level += 1
@@ -737,13 +790,13 @@ def _grow(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _last_stage(  # type: ignore[no-untyped-def]
-    sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, scratch, tariff, bytes_column, room,
-    step, may_add, cap, overlap, member, used, count, target, in_use, inside, never, inner, full, sure, done, load,
+    sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, scratch, tariff, layout, room,
+    options, may_add, cap, overlap, member, used, count, target, in_use, inside, never, inner, full, sure, done, load,
 ):  # fmt: skip
-    """(the ideal before, the kind of device) of a stage with the least load that leads to an ideal; `load` is set."""
-    n, kinds, phases, one, words = len(inside), len(tariff), len(load), np.uint64(1), len(may_add) // len(tariff)
+    """(the ideal before, which devices) of a stage with the least load that leads to an ideal; `load` is set."""
+    n, ways, phases, one, words = len(inside), len(options), len(load), np.uint64(1), len(may_add) // len(options)
     row, columns = (n + 63) // 64, send.shape[1]
-    best, best_kind, least = -1, -1, np.int64(0)
+    best, best_way, least = -1, -1, np.int64(0)
     for ideal in range(count):
         below = ideal != target
         for w in range(row):
@@ -751,8 +804,8 @@ def _last_stage(  # type: ignore[no-untyped-def]
         if not below:
             continue
         top, summed = np.int64(0), False
-        for k in range(kinds):
-            u = in_use - step[k]
+        for k in range(ways):
+            u = in_use - options[k, _SHIFT]
             if u < 0:
                 continue
             w, bit = u >> 6, np.uint64(u & 63)
@@ -775,12 +828,12 @@ def _last_stage(  # type: ignore[no-untyped-def]
                             v, 1, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside,
                             never, inner, never, full, sure, done,
                         )  # fmt: skip
-            if _fits(k, full, done, top, tariff, columns, bytes_column, room, cap, overlap):
+            if _fits(k, options, full, done, top, tariff, columns, layout, room, cap, overlap):
                 total = np.int64(0)
                 for p in range(phases):
-                    total += _load(k, p, full, done, tariff, phases, columns, overlap)
+                    total += _load(k, options, p, full, done, tariff, layout, phases, columns, overlap)
                 if best < 0 or total < least:
-                    best, best_kind, least = ideal, k, total
+                    best, best_way, least = ideal, k, total
                     for p in range(phases):
-                        load[p] = _load(k, p, full, done, tariff, phases, columns, overlap)
-    return best, best_kind
+                        load[p] = _load(k, options, p, full, done, tariff, layout, phases, columns, overlap)
+    return best, best_way

@@ -17,7 +17,7 @@ import numpy as np
 
 from placewise.graph import Floats, Ints
 from placewise.planners.loads import Flags, Loads, Whole
-from placewise.planners.pipeline import alike
+from placewise.simulator.alike import alike
 from placewise.stdout import quiet
 
 Solver = Literal["highs", "cpsat"]

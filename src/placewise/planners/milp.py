@@ -37,6 +37,8 @@ def _compile(problem: Problem) -> None:
 
 
 def _applies(problem: Problem) -> bool | str:
+    if problem.execution.replicate:
+        return "has no replicas: `ideals` does, in contiguous pipelines"
     return "does not make intervals: `ideals` and `pipeline-dp` do" if problem.contiguous else True
 
 

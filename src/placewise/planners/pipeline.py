@@ -19,6 +19,7 @@ from placewise.planners.blocks import Blocks, fastest_first, headroom
 from placewise.planners.repair import bytes_needed, messages
 from placewise.planners.single import all_on
 from placewise.problem import Problem
+from placewise.simulator.alike import alike
 
 _BATCH = 2_000_000  # entries of placements that are evaluated at once
 _STEPS = 1.0e8  # of dynamic programming: well below a second
@@ -244,19 +245,6 @@ def _device_orders(problem: Problem) -> tuple[_Orders, bool]:
     return orders, False
 
 
-def alike(problem: Problem, a: int, b: int) -> bool:
-    """Whether two devices can change places and nothing changes."""
-    cluster = problem.cluster
-    swapped = np.arange(problem.num_devices)
-    swapped[[a, b]] = b, a
-    return (
-        np.array_equal(problem.seconds[:, a], problem.seconds[:, b])
-        and problem.capacity[a] == problem.capacity[b]
-        and cluster.devices[a].copies == cluster.devices[b].copies
-        and all(np.array_equal(x, x[np.ix_(swapped, swapped)]) for x in (cluster.latency, cluster.seconds_per_byte))
-    )
-
-
 def _orders(usable: list[int], after: list[int], most: int) -> _Orders | None:
     """Every order of up to `most` devices in which usable[i] comes after after[i]; None if there are too many."""
     device, following, pairs = [-1] * len(usable), list(usable), 0
@@ -368,7 +356,7 @@ class _Stages:
         """Whether no contiguous plan for throughput is better than the best stages.
 
         Contiguous plans of a connected chain are intervals. Their loads are what is computed here if each unit only
-        talks to its neighbours, no two links share a channel, and nothing is added up over phases.
+        talks to its neighbours, no two links share a channel, and nothing is added up over phases or shared out.
         """
         problem, graph = self._problem, self._problem.graph
         execution = problem.execution
@@ -378,6 +366,7 @@ class _Stages:
         joined = np.unique(p[forward & (q == p + 1)])
         return bool(
             len(self._ends) == problem.num_units + 1
+            and not execution.replicate
             and problem.objective == "throughput"
             and problem.contiguous
             and len(joined) == problem.num_units - 1

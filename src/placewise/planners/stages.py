@@ -4,13 +4,13 @@ A node is what must stay together: a unit, or units among which forward data flo
 device is then a matter of the set of its nodes alone, if a message costs its sender and its reader the same wherever
 the other end is. Where links differ, the cheapest end counts; where a sender pays for each device that reads, one does;
 shared channels are left out. So a stage never costs more than the simulator says, and what is proved with these costs
-holds. They are exact for equal links, if sends are staged or a message has one reader.
+holds. They are exact for equal links, if sends are staged or a message has one reader. They are those of a stage on one
+device; replicas divide them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,8 +20,11 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from placewise.graph import Floats
-from placewise.planners.pipeline import alike, program
+from placewise.planners.pipeline import dataflow_order, program
 from placewise.problem import Problem
+from placewise.simulator.alike import kinds as devices_by_kind
+from placewise.simulator.alike import most_replicas
+from placewise.simulator.throughput import exchange, kept_bytes, trains
 
 Whole = NDArray[np.int64]
 
@@ -36,6 +39,9 @@ class Kinds:
     devices: tuple[tuple[int, ...], ...]  # [K]
     room: Floats  # [K] bytes
     tariff: Whole  # [K] which column of transfer times holds; kinds of equal links share one
+    most: Whole  # [K] how many devices may have the same stage and share its load
+    per_byte: Floats  # [K] seconds, for r devices (r - 1) / r of it per byte of weight
+    latency: Floats  # [K] seconds, for r devices r - 1 times
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,8 @@ class Stages:
     compute: Floats  # [n, K, P] seconds by phase, one where phases are added up; infinite where it may not run
     need: Floats  # [n] bytes
     scratch: Floats  # [n] bytes; the largest of a stage counts
+    weight: Floats  # [n] bytes that replicas exchange
+    keep: Floats  # [n] bytes, for each stage that comes after one along the flow of data
     tail: Whole  # [F] forward data flows from node tail[i] to node head[i]; each pair once
     head: Whole  # [F]
     sender: Whole  # [M]
@@ -53,6 +61,7 @@ class Stages:
     send: Floats  # [M, tariffs] seconds, if some reader is elsewhere
     receive: Floats  # [M, tariffs] seconds, if the sender is elsewhere
     copy: Floats  # [M] bytes, if the sender is elsewhere
+    keep_copy: Floats  # [M] bytes, if the sender is elsewhere, for each stage that comes after
     message: Whole  # [R] node reader[i] reads message message[i]; rising
     reader: Whole  # [R]
     kinds: Kinds
@@ -68,6 +77,21 @@ class Stages:
     def num_messages(self) -> int:
         """M."""
         return len(self.sender)
+
+    @property
+    def chained(self) -> bool:
+        """Whether a stage needs the more memory the more stages come after it."""
+        return bool(self.keep.any() or self.keep_copy.any())
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether forward data flows from each node to the next, so that stages can only be one after another."""
+        row = np.argsort(dataflow_order(self.tail, self.head, np.arange(self.num_nodes)))
+        return bool(np.isin(row[:-1] * self.num_nodes + row[1:], self.tail * self.num_nodes + self.head).all())
+
+    def unchained(self) -> Stages:
+        """A relaxation: each stage has the memory that it would have as the last."""
+        return replace(self, keep=0 * self.keep, keep_copy=0 * self.keep_copy)
 
     def fused(self, label: Whole) -> Stages:
         """The same with nodes of one label fused, numbered by label, and those that forward data then circles among."""
@@ -92,7 +116,8 @@ class Stages:
         pair = pair[pair // n != pair % n]
         return replace(
             self, node=np.where(self.node < 0, -1, label[self.node]), compute=added(self.compute),
-            need=added(self.need), scratch=scratch, tail=pair // n, head=pair % n, **self._joined(label),
+            need=added(self.need), scratch=scratch, weight=added(self.weight), keep=added(self.keep),
+            tail=pair // n, head=pair % n, **self._joined(label),
         )  # fmt: skip
 
     def _joined(self, label: Whole) -> dict[str, Any]:
@@ -124,7 +149,8 @@ class Stages:
         first[kept] = True
         return {
             "sender": sender[kept], "phase": self.phase[kept], "send": added(self.send), "copy": added(self.copy),
-            "receive": added(self.receive), "message": into[message[first[message]]], "reader": reader[first[message]],
+            "receive": added(self.receive), "keep_copy": added(self.keep_copy),
+            "message": into[message[first[message]]], "reader": reader[first[message]],
         }  # fmt: skip
 
 
@@ -140,18 +166,26 @@ def _plain(problem: Problem) -> Stages:
     graph, execution, unit = problem.graph, problem.execution, problem.unit.astype(np.int64)
     place = np.empty(problem.num_units, np.int64)
     place[program(problem)[0]] = np.arange(problem.num_units)
-    kinds = list(_kinds(problem))
+    kinds = devices_by_kind(problem)
     one = [group[0] for group in kinds]
     back = (graph.phase > 0).astype(np.int64)
     phases = 2 if execution.pipeline == "gpipe" and back.any() else 1
     seconds = np.zeros((problem.num_ops, len(one), phases))
     seconds[np.arange(problem.num_ops), :, back if phases > 1 else 0] = problem.seconds[:, one]
+    if execution.recompute and back.any():
+        seconds[:, :, -1] += np.where(back[:, None] == 0, problem.seconds[:, one], 0.0)
     seconds[~problem.allowed[:, one]] = np.inf  # in both phases
     live = execution.memory == "live"
     need = graph.resident_bytes.copy()
     if live:
         made = ~graph.is_stored[graph.tensor_producer]
         np.add.at(need, graph.tensor_producer[made], graph.tensor_bytes[made])
+    # What is kept for each sample in flight but one: a fixed number of them, or one for each stage that comes after.
+    several, drains = live and execution.in_flight == "pipeline" and trains(problem), execution.pipeline == "gpipe"
+    times, along = (several * drains * (execution.microbatches - 1), several * (not drains))
+    kept = np.zeros(problem.num_ops)
+    np.add.at(kept, graph.tensor_producer, kept_bytes(problem)[0])
+    need += times * kept
 
     # One message per tensor, or per edge; a staged send pays once per tensor in any case.
     edge, tensor = np.arange(graph.num_edges), graph.edge_tensor.astype(np.int64)
@@ -165,10 +199,12 @@ def _plain(problem: Problem) -> Stages:
     for message, sends, receives in parts:
         ids, first, inverse = np.unique(message, return_index=True, return_inverse=True)
         producer, size = graph.edge_producer[first].astype(np.int64), graph.tensor_bytes[tensor[first]]
+        received = kept_bytes(problem)[1][tensor[first]] * receives
         to, by = _transfer_times(problem, kinds, producer, size, inverse)
         column_of: dict[str, NDArray[Any]] = {
             "sender": unit[producer], "phase": back[producer] if phases > 1 else np.zeros(len(ids), np.int64),
-            "send": to * sends, "receive": by * receives, "copy": size * (live and receives),
+            "send": to * sends, "receive": by * receives, "keep_copy": received * along,
+            "copy": size * (live and receives) + times * received,
             "message": inverse + sum(map(len, columns.get("sender", ()))), "reader": unit[graph.consumers],
         }  # fmt: skip
         for name, column in column_of.items():
@@ -180,29 +216,28 @@ def _plain(problem: Problem) -> Stages:
 
     forward = (back[graph.edge_producer] == 0) & (back[graph.consumers] == 0) & ~graph.is_stored[graph.edge_producer]
     most = need.sum() + graph.scratch.max(initial=0.0) + whole["copy"].sum()
+    most += along * problem.num_devices * (kept.sum() + whole["keep_copy"].sum())
+    cost = exchange(problem)
     plain = Stages(
-        node=place, kinds=Kinds(tuple(kinds), problem.capacity[one], tariff[1].reshape(-1)), overlap=execution.overlap,
-        compute=np.empty((0, len(one), phases)), need=np.empty(0), scratch=np.empty(0),
+        node=place, overlap=execution.overlap, kinds=Kinds(
+            kinds, problem.capacity[one], tariff[1].reshape(-1), np.array(most_replicas(problem), np.int64),
+            cost.per_byte, cost.latency,
+        ),
+        compute=np.empty((0, len(one), phases)), need=np.empty(0), scratch=np.empty(0), weight=np.empty(0),
+        keep=np.empty(0),
         tail=unit[graph.edge_producer[forward]], head=unit[graph.consumers[forward]],
         roomy=bool(most <= problem.capacity[one].min()), **whole,
     )  # fmt: skip
     plain = replace(
         plain, node=np.arange(problem.num_units), compute=problem.per_unit(seconds), need=problem.per_unit(need),
-        scratch=problem.per_unit(graph.scratch * live, np.maximum),
+        scratch=problem.per_unit(graph.scratch * live, np.maximum), keep=problem.per_unit(kept * along),
+        weight=problem.per_unit(graph.resident_bytes * (execution.replicate and trains(problem))),
     )  # fmt: skip
     return plain.fused(place)
 
 
-def _kinds(problem: Problem) -> Iterator[tuple[int, ...]]:
-    left = [d for d in range(problem.num_devices) if problem.allowed[:, d].any()]
-    while left:
-        group = tuple(d for d in left if d == left[0] or alike(problem, left[0], d))
-        yield group
-        left = [d for d in left if d not in group]
-
-
 def _transfer_times(
-    problem: Problem, kinds: list[tuple[int, ...]], producer: Whole, size: Floats, message: Whole
+    problem: Problem, kinds: tuple[tuple[int, ...], ...], producer: Whole, size: Floats, message: Whole
 ) -> tuple[Floats, Floats]:
     """[M, K] the least that a message costs its sender, and its reader, on each kind of device."""
     cluster, allowed = problem.cluster, problem.allowed
@@ -235,7 +270,8 @@ def without_detours(stages: Stages) -> Stages:
     - the intervals stay: w is the only one that v reads forward, or the only one that reads v, or v has no such ties;
     - w's device saves as much by not exchanging with v as it pays for v's work and v's other messages;
     - v's old device saves as much by having lost v as it pays for exchanging with v over there;
-    - memory is no matter, or v needs none. It may also be so little that it is better left out of account.
+    - memory is no matter, or v needs none. It may also be so little that it is better left out of account;
+    - v has no weights that replicas of w's device would have to exchange.
 
     Ops that take no time and hand on what they read are of this sort. Where copies overlap with work, only they are.
     """
@@ -266,6 +302,7 @@ def without(stages: Stages, nodes: Whole) -> Stages:
     start = np.searchsorted(stages.message, np.arange(stages.num_messages + 1))
     readers = [stages.reader[start[m] : start[m + 1]].tolist() for m in range(stages.num_messages)]
     sender, phase, copy = stages.sender.tolist(), stages.phase.tolist(), stages.copy.tolist()
+    keep_copy = stages.keep_copy.tolist()
     send, receive = list(stages.send), list(stages.receive)
     compute = np.where(np.isfinite(stages.compute), stages.compute, 0.0)
     extra = np.zeros_like(compute)
@@ -316,6 +353,7 @@ def without(stages: Stages, nodes: Whole) -> Stages:
                 send.append(there)
                 receive.append(here)
                 copy.append(0.0)
+                keep_copy.append(0.0)
     stays = np.ones(stages.num_nodes, np.bool_)
     stays[nodes] = False
     tail, head = _short_cut(stages, nodes.tolist())
@@ -323,11 +361,13 @@ def without(stages: Stages, nodes: Whole) -> Stages:
     alive = [m for m, s in enumerate(sender) if s >= 0 and readers[m]]
     return replace(
         stages, node=kept[stages.node], compute=(stages.compute + extra)[stays], need=stages.need[stays],
-        scratch=stages.scratch[stays], tail=kept[tail], head=kept[head],
+        scratch=stages.scratch[stays], weight=stages.weight[stays], keep=stages.keep[stays],
+        tail=kept[tail], head=kept[head],
         sender=kept[[sender[m] for m in alive]], phase=np.array([phase[m] for m in alive], np.int64),
         send=np.array([send[m] for m in alive]).reshape(-1, stages.send.shape[1]),
         receive=np.array([receive[m] for m in alive]).reshape(-1, stages.send.shape[1]),
         copy=np.array([copy[m] for m in alive], np.float64),
+        keep_copy=np.array([keep_copy[m] for m in alive], np.float64),
         message=np.repeat(np.arange(len(alive)), [len(readers[m]) for m in alive]),
         reader=kept[[r for m in alive for r in readers[m]]],
     )  # fmt: skip
@@ -359,7 +399,7 @@ def below(stages: Stages, limit: float) -> Stages:
     if not math.isfinite(limit):
         return stages
     while True:
-        too_long = stages.compute.sum(axis=2) > limit
+        too_long = stages.compute.sum(axis=2) > limit * stages.kinds.most
         stages = replace(stages, compute=np.where(too_long[:, :, None], np.inf, stages.compute))
         label = _too_far_apart(stages, limit)
         if label is None:
@@ -411,9 +451,11 @@ class _Detours:
     def _fits(self) -> NDArray[np.bool_]:
         """[n] whether a node's bytes can be on any device, for all that matters."""
         stages = self._stages
-        held = stages.need + stages.scratch
-        np.add.at(held, stages.reader, stages.copy[stages.message])
-        fits: NDArray[np.bool_] = stages.roomy | (held <= _LITTLE * stages.kinds.room.min(initial=np.inf))
+        most = sum(len(devices) for devices in stages.kinds.devices)
+        held = stages.need + stages.scratch + most * stages.keep
+        np.add.at(held, stages.reader, (stages.copy + most * stages.keep_copy)[stages.message])
+        little = held <= _LITTLE * stages.kinds.room.min(initial=np.inf)
+        fits: NDArray[np.bool_] = (stages.roomy | little) & (stages.weight == 0)
         return fits
 
     def forgetting(self, label: Whole) -> Stages:
@@ -421,11 +463,12 @@ class _Detours:
         stages, moves = self._stages, label != np.arange(self._stages.num_nodes)
         if stages.roomy:
             return stages
-        copy = stages.copy.copy()
-        copy[stages.message[moves[stages.reader]]] = 0.0
+        copy, keep_copy = stages.copy.copy(), stages.keep_copy.copy()
+        copy[stages.message[moves[stages.reader]]] = keep_copy[stages.message[moves[stages.reader]]] = 0.0
         return replace(
-            stages, need=np.where(moves, 0.0, stages.need), scratch=np.where(moves, 0.0, stages.scratch), copy=copy
-        )
+            stages, need=np.where(moves, 0.0, stages.need), scratch=np.where(moves, 0.0, stages.scratch),
+            keep=np.where(moves, 0.0, stages.keep), copy=copy, keep_copy=keep_copy,
+        )  # fmt: skip
 
     def _neighbours(self, v: int) -> list[int]:
         """Whom v may join without breaking an interval."""
@@ -481,7 +524,7 @@ def _too_far_apart(stages: Stages, limit: float) -> Whole | None:
     for a, devices in enumerate(kinds.devices):
         for b in range(len(kinds.devices)):
             if a != b or len(devices) > 1:
-                apart |= (load[0][:, a] <= limit) & (load[1][:, b] <= limit)
+                apart |= (load[0][:, a] <= limit * kinds.most[a]) & (load[1][:, b] <= limit * kinds.most[b])
     if apart.all():
         return None
     joined = coo_array((np.ones(int((~apart).sum())), (low[~apart], high[~apart])), (n, n))

@@ -16,7 +16,7 @@ import numpy as np
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
 from placewise.simulator.bounds import lower_bound
-from placewise.simulator.throughput import throughput_loads
+from placewise.simulator.throughput import busy, throughput_loads
 
 KINDS: Final = ("compute", "transfer", "waiting for device", "waiting for channel")
 MAX_MODULES: Final = 12
@@ -83,8 +83,9 @@ class Load:
     where: str
     compute: float
     transfer: float
-    total: float  # the sum, or the longer of the two where they overlap
+    total: float  # the sum, or the longer of the two where they overlap; with what replicas share and exchange
     sets_pace: bool
+    replicas: int  # devices that do this in turn
 
 
 @dataclass(frozen=True)
@@ -325,14 +326,13 @@ def _module_path(module: str) -> tuple[str, ...]:
 def pipeline_loads(timeline: Timeline) -> list[Load]:
     """Throughput: the load of each device and channel, per phase where the pipeline runs one phase after the other."""
     problem = timeline.problem
-    compute, transfer, channel = (loads[0] for loads in throughput_loads(problem, timeline.placement[None])[:3])
-    phases = (
-        {"": slice(0, 2)}
-        if problem.execution.pipeline == "1f1b"
-        else {" forward": slice(0, 1), " backward": slice(1, 2)}
-    )
+    loads = throughput_loads(problem, timeline.placement[None])[:3]
+    compute, transfer, channel = (load[0] for load in loads)
+    device, passed, count = busy(problem, timeline.placement[None], *loads)
+    together = problem.execution.pipeline == "1f1b"
+    phases = {"": slice(0, 2)} if together else {" forward": slice(0, 1), " backward": slice(1, 2)}
     found: list[Load] = []
-    for phase, rows in phases.items():
+    for i, (phase, rows) in enumerate(phases.items()):
         parts = [
             (name, float(compute[rows, d].sum()), float(transfer[rows, d].sum()))
             for d, name in enumerate(problem.cluster.device_names)
@@ -341,13 +341,21 @@ def pipeline_loads(timeline: Timeline) -> list[Load]:
             (name, 0.0, float(load))
             for name, load in zip(problem.cluster.channels, channel[rows].sum(axis=0), strict=False)
         ]
-        totals = [max(work, moves) if problem.execution.overlap else work + moves for _, work, moves in parts]
+        repeats = [*count[0].tolist(), *[1] * passed.shape[2]]
+        totals = [*device[0, i].tolist(), *passed[0, i].tolist()]
         found += [
-            Load(name + phase, work, moves, total, total == max(totals) > 0)
-            for (name, work, moves), total in zip(parts, totals, strict=True)
+            Load(name + phase, work, moves, total, total == max(totals) > 0, same)
+            for (name, work, moves), total, same in zip(parts, totals, repeats, strict=True)
             if total > 0
         ]
     return found
+
+
+def replicas(timeline: Timeline) -> list[int]:
+    """Throughput: how many devices do the work of each, itself included; 0 where it has no ops of its own."""
+    problem, row = timeline.problem, timeline.placement[None]
+    count: list[int] = busy(problem, row, *throughput_loads(problem, row)[:3])[2][0].tolist()
+    return count
 
 
 # ---- one op ----------------------------------------------------------------------------------------------------------

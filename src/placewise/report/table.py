@@ -16,7 +16,7 @@ from placewise.machine import Figure, Machine
 from placewise.planners import PlannerInfo
 from placewise.plans import Plan
 from placewise.quantities import format_bytes, format_seconds
-from placewise.report.explain import KINDS, Explanation, Move, in_words
+from placewise.report.explain import KINDS, Explanation, Move, in_words, replicas
 from placewise.simulator import Timeline
 
 WIDTH = 80
@@ -93,16 +93,22 @@ def headline(plan: Plan) -> str:
 
 
 def device_table(timeline: Timeline) -> str:
-    """What each device does and holds; busy as a share of the run, or of the time per sample in a pipeline."""
+    """What each device does and holds; busy as a share of the run, or of the time per sample in a pipeline.
+
+    Devices that repeat the work of another have no ops of their own; their number is said where the ops are.
+    """
+    repeated = timeline.problem.objective == "throughput" and timeline.problem.execution.replicate
+    count = replicas(timeline) if repeated else [1] * timeline.problem.num_devices
     whole = timeline.value if timeline.problem.objective == "throughput" else timeline.makespan
     rows = []
     for d, device in enumerate(timeline.problem.cluster.devices):
-        memory, peak, busy = device.memory, float(timeline.peak[d]), float(timeline.busy[d])
+        memory, peak, busy = device.memory, float(timeline.peak[d]), float(timeline.busy[d]) / max(1, count[d])
         rows.append([
-            device.name, str(int((timeline.placement == d).sum())), format_seconds(busy),
+            device.name, *[str(count[d])] * repeated, str(int((timeline.placement == d).sum())), format_seconds(busy),
             _share(busy, whole), format_bytes(peak), format_bytes(memory), _share(peak, memory),
         ])  # fmt: skip
-    return table(["device", "ops", "busy", "busy share", "peak memory", "memory", "used"], "lrrrrrr", rows)
+    header = ["device", *["replicas"] * repeated, "ops", "busy", "busy share", "peak memory", "memory", "used"]
+    return table(header, "l" + "r" * (len(header) - 1), rows)
 
 
 def describe_simulation(plan: Plan) -> str:
@@ -215,7 +221,9 @@ def _loads(why: Explanation) -> str:
         [
             load.where,
             *map(format_seconds, (load.compute, load.transfer, load.total)),
-            "sets the pace" if load.sets_pace else "",
+            ", ".join(
+                ["sets the pace"] * load.sets_pace + [f"{load.replicas} replicas share it"] * (load.replicas > 1)
+            ),
         ]
         for load in sorted(why.loads, key=lambda load: -load.total)
     ]

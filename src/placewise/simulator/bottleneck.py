@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from placewise.graph import Ints
 from placewise.problem import Problem
 from placewise.simulator.evaluation import simulate
-from placewise.simulator.throughput import throughput_loads
+from placewise.simulator.throughput import busy, throughput_loads
 from placewise.simulator.timeline import Timeline
 
 
@@ -36,10 +36,9 @@ def bottleneck(problem: Problem, placement: Ints) -> NDArray[np.bool_]:
 
 def _busiest(problem: Problem, placement: Ints) -> NDArray[np.bool_]:
     graph = problem.graph
-    compute, transfer, channel, _ = throughput_loads(problem, placement[None])
-    device = np.maximum(compute, transfer) if problem.execution.overlap else compute + transfer
+    device, channel, _ = busy(problem, placement[None], *throughput_loads(problem, placement[None])[:3])
     load, moved = device[0].sum(axis=0), channel[0].sum(axis=0)
-    if load.max(initial=0.0) > moved.max(initial=0.0):
+    if not len(moved) or load.max(initial=0.0) > moved.max(initial=0.0):
         return np.asarray(placement == load.argmax())
     through = np.zeros((problem.num_devices, problem.num_devices), np.bool_)
     for (a, b), via in problem.cluster.channels_of.items():

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from placewise.graph import Floats, Ints
 from placewise.problem import Problem
+from placewise.simulator.alike import kinds, most_replicas
 
 Flags = NDArray[np.bool_]
 
@@ -107,11 +108,12 @@ class _Work:
     may: Flags  # [U, D] where the item is allowed and its unit fits
     capacity: Floats | None  # [D] bytes; None where memory is left out of account
     sequential: bool
+    copies: Ints  # [D] devices that may share the work of a device
     slack: float  # relative; above what rounding can amount to in sums over all ops, here and in the simulator
 
     def alone(self) -> Floats:
-        """[U] seconds of each item on its fastest device."""
-        fastest: Floats = np.where(self.may, self.seconds.sum(axis=0), np.inf).min(axis=1)
+        """[U] seconds of each item on its fastest device, or on as many like it as may share the work."""
+        fastest: Floats = np.where(self.may, self.seconds.sum(axis=0) / self.copies, np.inf).min(axis=1)
         return fastest * (1.0 - self.slack)
 
     def of_model(self, model: int) -> _Work:
@@ -136,6 +138,10 @@ def _work(problem: Problem) -> _Work:
         seconds[:, [not device.copies for device in problem.cluster.devices]] = 0.0  # pools run all at once
     two_phases = problem.objective == "throughput" and problem.execution.pipeline == "gpipe"
     phases = [graph.phase == 0, graph.phase > 0] if two_phases else [graph.phase >= 0]
+    copies = np.ones(problem.num_devices, np.int32)
+    if problem.objective == "throughput" and problem.execution.replicate:
+        for devices, most in zip(kinds(problem), most_replicas(problem), strict=True):
+            copies[list(devices)] = most
     fits = problem.per_unit(graph.resident_bytes)[:, None] * (1.0 - slack) <= problem.capacity
     return _Work(
         item=item.astype(np.int32),
@@ -145,6 +151,7 @@ def _work(problem: Problem) -> _Work:
         may=(problem.allowed & fits[unit])[first],
         capacity=problem.capacity,
         sequential=problem.execution.concurrency == "sequential",
+        copies=copies,
         slack=slack,
     )
 

@@ -22,7 +22,7 @@ def broken_rules(
     if problem.num_units < problem.num_ops:
         broken["group"] = (rows != rows[:, problem.first_of_unit[problem.unit]]).any(axis=1)
     if problem.contiguous:
-        broken["contiguous"] = np.array([_has_cycle(_quotient(problem, row)) for row in rows], np.bool_)
+        broken["contiguous"] = np.array([_has_cycle(quotient(problem, row)) for row in rows], np.bool_)
     if problem.max_devices is not None:
         broken["devices"] = np.array([len(np.unique(row)) > problem.max_devices for row in rows], np.bool_)
     if value is not None and problem.execution.concurrency == "slots":
@@ -32,7 +32,7 @@ def broken_rules(
     return broken
 
 
-def _quotient(problem: Problem, row: NDArray[np.int32]) -> NDArray[np.bool_]:
+def quotient(problem: Problem, row: NDArray[np.int32]) -> NDArray[np.bool_]:
     """[D, D] whether forward data flows from one device to another."""
     graph = problem.graph
     forward = (graph.phase[graph.edge_producer] == 0) & (graph.phase[graph.consumers] == 0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from oracles import brute_force, brute_force_orders
+from placewise.cluster import Device, full_mesh
 from placewise.costs import Costs
 from placewise.driver import Budget, Context, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
@@ -16,7 +17,7 @@ from placewise.graph import Graph
 from placewise.planners.series import Row, joints
 from placewise.problem import Execution, Problem
 from placewise.simulator import evaluate
-from problems import problem_of, random_cluster, random_execution, random_problem
+from problems import problem_of, random_cluster, random_execution, random_problem, shared_bus
 
 ENOUGH = Budget(evaluations=400_000)
 
@@ -125,6 +126,29 @@ def test_it_finds_and_proves_the_best_of_small_graphs(part):
         assert answer.value == pytest.approx(best, rel=1e-9), seed
         tried += 1
     assert tried > 15
+
+
+def test_it_is_right_where_devices_are_alike_and_memory_is_short():
+    tried = 0
+    for seed in [*range(0, 60, 2), 128, 176]:  # in the last two nothing fits at first
+        rng = np.random.default_rng(seed)
+        devices = 2 if seed % 3 else 3
+        problem = in_series(rng, blocks=2, width=2, devices=devices, stored=seed % 5 == 0, groups=seed % 7 == 0)
+        if problem.num_ops > 5:
+            continue
+        seconds = problem.costs.seconds.copy()
+        seconds[:, 1] = seconds[:, 0]
+        cluster = shared_bus(devices) if seed % 4 else full_mesh([Device(f"d{i}") for i in range(devices)], 1.0, 0.5)
+        cluster = cluster.with_memory({f"d{i}": float(rng.integers(4, 20)) for i in range(devices)})
+        problem = replace(problem, cluster=cluster, costs=Costs.create(seconds))
+        best = min(brute_force_orders(problem)[0], brute_force(problem)[0])
+        try:
+            answer = plan(problem, "series", budget=Budget(evaluations=50_000))
+        except (Unsupported, NoFeasiblePlan):
+            continue
+        assert answer.lower_bound <= best <= answer.value * (1 + 1e-12), seed
+        tried += 1
+    assert tried > 8
 
 
 def test_it_agrees_with_the_exact_solver_on_larger_ones():

@@ -15,7 +15,7 @@ from placewise.planners import planner
 from placewise.planners.heft import schedule
 from placewise.problem import Problem
 from placewise.simulator import simulate
-from placewise.planners.pipeline import alike
+from placewise.simulator.alike import alike
 
 _LARGE: Final = 20_000  # edges x devices x devices
 _TICKS: Final = 2.0**40  # in the incumbent's value: rounding then costs a path of a hundred ops a ten-billionth

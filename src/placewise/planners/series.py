@@ -39,6 +39,7 @@ _EXACT: Final = "cpsat"
 _ENUMERATED: Final = 4096  # placements of a block whose ops run in one order only
 #: Of the budget left: to search for every pair, then for promising ones; to prove blocks, then what is in the way.
 _FIRST, _SECOND, _THIRD, _PART = 0.2, 0.1, 0.6, 0.7
+_OVERFLOW: Final = (0.1, 0.1, 0.2)  # of the budget left, for searches where the best sum does not fit
 _TRIES: Final = 4  # to close a pair; what the simulator's queues cost cannot be closed
 _CLOSED: Final = 1e-9  # a gap that is none
 _MORE: Final = 0.1  # of a block's time: what a better plan for it may well save
@@ -71,11 +72,14 @@ def series(problem: Problem, ctx: Context) -> None:
 
     Parameters that are ops go where they are read, so they never wait; without them, and without what other blocks hold
     in memory, no block is slower, so what is proved holds in any case. Where memory is too small for the best sum, the
-    plan is repaired, and there is no proof that it is the best.
+    plan is repaired and searches go on with the whole graph; what is proved may then be out of reach.
     """
     ctx.evaluate(*schedule(problem))
     row = Row(problem)
     row.search(ctx)
+    if row.overflows(ctx):
+        for name, share in zip(_SEARCHES, _OVERFLOW, strict=True):
+            ctx.delegate(name, share=share)
     row.prove(ctx)
     row.improve(ctx, 1.0)
 
@@ -305,7 +309,7 @@ class Row:
                 if known:
                     inner.evaluate(*known)
                 for i, name in enumerate(planners):
-                    options = {"goal": goal} if name == _EXACT else {}
+                    options = {"goal": goal} if name == _EXACT and math.isfinite(goal) else {}
                     inner.delegate(name, share=1.0 / (len(planners) - i), options=options)
             finally:
                 block.learn(pair, inner)
@@ -320,6 +324,10 @@ class Row:
             if not math.isfinite(ctx.evaluate(placement, order)):
                 settled(self._problem, ctx, placement[self._problem.first_of_unit])
         ctx.bound(_cheapest([self.blocks[k].proved for k in self.which])[0] * (1 - _ROUNDING * len(self.which)))
+
+    def overflows(self, ctx: Context) -> bool:
+        """Whether a sum that is better than the best plan has turned out not to fit."""
+        return self._judged < ctx.best_value * (1 - _CLOSED)
 
     def _whole(self, way: list[Pair]) -> tuple[Ints, Ints]:
         problem, graph = self._problem, self._problem.graph

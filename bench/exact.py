@@ -79,6 +79,16 @@ def corrected(options: argparse.Namespace) -> Iterator[Row]:
         )
 
 
+def replication(options: argparse.Namespace) -> Iterator[Row]:
+    """Layer graphs whose spare devices repeat others; training exchanges gradients after 16 samples."""
+    for name, (value, _) in AUTHORS.items():
+        for pipeline in ("1f1b", "gpipe") if name.endswith("training") else ("1f1b",):
+            if name.startswith("LayerGraphs"):
+                apart = pipeline == "gpipe"
+                given = {"input": short(name) + " gpipe" * apart, "alone ms": "" if apart else f"{value:g}"}
+                yield given | solved(name, options, pipeline=pipeline, replicate=True, microbatches=16)
+
+
 def models(options: argparse.Namespace) -> Iterator[Row]:
     """All ops of large models on 8 devices, no two alike, with links of 25 GB/s."""
     for model, overlap in (("llama-3-8b", False), ("llama-3-8b", True), ("nmt-8", False), ("nmt-8-train", False)):
@@ -88,6 +98,7 @@ def models(options: argparse.Namespace) -> Iterator[Row]:
 
 SECTIONS: Final[dict[str, Callable[[argparse.Namespace], Iterator[Row]]]] = {
     "contiguous": contiguous, "linear": linear, "gpipe": gpipe, "corrected": corrected, "models": models,
+    "replication": replication,
 }  # fmt: skip
 
 
@@ -101,9 +112,9 @@ def short(name: str) -> str:
 
 
 def solved(
-    name: str, options: argparse.Namespace, planner: str = "ideals", *, scale: float = 1.0, pipeline: str = "1f1b"
+    name: str, options: argparse.Namespace, planner: str = "ideals", *, scale: float = 1.0, **execution: Any
 ) -> Row:
-    return measured(_published, (name, planner, scale, pipeline, options.seconds))
+    return measured(_published, (name, planner, scale, execution, options.seconds))
 
 
 def measured(work: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
@@ -112,10 +123,10 @@ def measured(work: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
         return pool.apply(work, arguments)
 
 
-def _published(name: str, planner: str, scale: float, pipeline: str, seconds: float) -> Row:
+def _published(name: str, planner: str, scale: float, settings: dict[str, Any], seconds: float) -> Row:
     file = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning", "throughput-inputs", f"{name}.json")
     problem = dnn_partitioning.load(json.loads(file.read_text()), name, transfer_scale=scale)
-    execution = replace(problem.execution, pipeline=pipeline)
+    execution = replace(problem.execution, **settings)
     return _plan(replace(problem, contiguous=True, execution=execution), planner, seconds)
 
 

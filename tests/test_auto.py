@@ -131,3 +131,20 @@ def test_auto_is_never_worse_than_its_members():
 def test_auto_finds_a_plan_where_some_member_does():
     problem = problem_of(np.ones((4, 2)), memory=2.0, resident=1.0, sizes=0.0)
     assert plan(problem, "auto", budget=Budget(evaluations=100)).value == 2.0
+
+
+def test_a_member_that_fails_does_not_end_the_others():
+    @planner("broken")
+    def broken(problem, ctx):
+        """Finds a plan, and fails."""
+        ctx.evaluate([0, 1, 1])
+        raise ZeroDivisionError
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Has a plan already."""
+        ctx.evaluate([0, 0, 0])
+        with pytest.warns(RuntimeWarning, match="'broken' failed: ZeroDivisionError"):
+            ctx.delegate("broken")
+
+    assert plan(three_ops(), "boss").value == 2.0

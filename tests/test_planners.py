@@ -670,3 +670,9 @@ def test_a_stored_value_may_differ_from_the_simulated_one_by_rounding_only(tmp_p
 def test_every_planner_is_in_the_docs():
     page = (Path(__file__).parents[1] / "docs" / "planners.md").read_text(encoding="utf-8")
     assert [name for name in planners.available() if f"`{name}`" not in page] == []
+
+
+def test_searches_end_where_nothing_can_move():
+    problem = problem_of(np.ones((3, 2)), [(0, 1), (1, 2)], pins={"op0": "d0", "op1": "d1", "op2": "d0"})
+    for name in ("local-search", "multilevel", "annealing", "auto", "list-search", "order-search", "min-cut"):
+        assert plan(problem, name, budget=Budget(evaluations=500)).placement.tolist() == [0, 1, 0]

@@ -292,9 +292,7 @@ def plan(
     problem: "Problem",
     planner: Annotated[
         str | None,
-        typer.Option(
-            help="The method, auto by default; see `placewise planners`.", autocompletion=_complete_planner
-        ),
+        typer.Option(help="The method, auto by default; see `placewise planners`.", autocompletion=_complete_planner),
     ] = None,
     budget: BudgetText = None,
     evaluations: Evaluations = None,

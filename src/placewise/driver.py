@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -191,6 +192,12 @@ class Context:
                 member._judge(*_placement_and_order(answer))
         except _Stop:
             pass
+        except PlacewiseError:
+            raise
+        except Exception as error:  # its own failure, and no reason to lose what the others found
+            if self.best is None:
+                raise
+            warnings.warn(f"planner {name!r} failed: {error!r:.200}", RuntimeWarning, stacklevel=2)
         finally:  # a second Ctrl-C may end the member anywhere
             self.evaluations += member.evaluations
             self.lower_bound = max(self.lower_bound, member.lower_bound)

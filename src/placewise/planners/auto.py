@@ -1,4 +1,4 @@
-"""The portfolio: searches from the plans of many methods race, and the worse half gives up, again and again."""
+"""The portfolio: searches from the plans of many methods race, and two of three give up, again and again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _compile(problem: Problem) -> None:
 
 @planner("auto", compile=_compile)
 def auto(problem: Problem, ctx: Context) -> None:
-    """The portfolio: searches from the plans of many methods race; the worse half gives up, again and again.
+    """The portfolio: searches from the plans of many methods race; two of three give up, again and again.
 
     Successive halving (Jamieson, Talwalkar 2016, arXiv:1502.07943). Local moves, of single units and of groups of all
     sizes, start from each method's plan, as where a search begins decides where it ends. Beside them run searches for
@@ -59,16 +59,16 @@ def auto(problem: Problem, ctx: Context) -> None:
     runners = [_Runner(name, steps) for name, steps in _searches(problem, ctx, plans)]
     out: list[_Runner] = []
     while runners and not ctx.should_stop():
-        heats = len(runners).bit_length()  # this one and those that follow; the last is twice as long
-        began, share = ctx.spent, (1.0 - ctx.spent) / (heats + 1) if len(runners) > 1 else 1.0
+        heats = math.ceil(math.log(len(runners), 3)) + 2  # this one and those that follow; the last is twice as long
+        began, share = ctx.spent, (1.0 - ctx.spent) / heats if len(runners) > 1 else 1.0
         for i, runner in enumerate(runners):
             runner.run(ctx, began + share * (i + 1) / len(runners))
         runners.sort(key=lambda runner: runner.best)
-        half = max(1, len(runners) // 2)
-        runners, out = [runner for runner in runners[:half] if not runner.done], runners[half:] + out
+        third = math.ceil(len(runners) / 3)
+        runners, out = [runner for runner in runners[:third] if not runner.done], runners[third:] + out
     for runner in out:  # the best have come to an end, and there is time for second thoughts
         runner.run(ctx, 1.0)
-    for name in EXACT:  # and for proofs
+    for name in EXACT if math.isfinite(ctx.seconds_left) else ():  # and for proofs, if a clock will end them
         ctx.delegate(name)
 
 
@@ -81,8 +81,10 @@ def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
         if found and not any((found[0] == other).all() for other in placements.values()):
             placements[name] = found[0]
     for name in EXACT:
-        if ctx.delegate(name, share=_SHARE[name]) and ctx.best:
-            placements[name] = ctx.best[0]
+        before = ctx.best_value
+        found = ctx.delegate(name, share=_SHARE[name])
+        if found and ctx.best_value < before:
+            placements[name] = found[0]
     value = {name: ctx.evaluate(placement) for name, placement in placements.items()}
     best = min(value.values(), default=math.inf)
     return {name: placement for name, placement in placements.items() if value[name] <= _HOPELESS * best}
@@ -107,11 +109,13 @@ class _Runner:
     def run(self, ctx: Context, until: float) -> None:
         """Go on until so much of the budget is spent."""
         before = ctx.best_value
-        for best in self._steps:
-            self.best = best
-            if ctx.should_stop() or ctx.spent >= until:
-                break
-        else:
-            self.done = True
-        if ctx.best_value < before:
-            ctx.found_by = self.name
+        try:
+            for best in self._steps:
+                self.best = best
+                if ctx.should_stop() or ctx.spent >= until:
+                    break
+            else:
+                self.done = True
+        finally:  # the budget may end it anywhere
+            if ctx.best_value < before:
+                ctx.found_by = self.name

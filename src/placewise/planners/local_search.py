@@ -80,6 +80,8 @@ def climb(ctx: Context, start: Ints, kinds: Sequence[Moves], patience: int, kick
     is over when `kicks` disturbances in a row have brought nothing.
     """
     problem, current = ctx.problem, Current(ctx.problem, ctx, start)
+    if not (problem.unit_allowed.sum(axis=1) > 1).any():  # nothing can move
+        return
     home, home_value, fruitless, failed = start, np.inf, 0, 0
     looked_at: Ints | None = None
     for moves in cycle(kinds):

@@ -60,7 +60,7 @@ def improve(ctx: Context, placement: Ints, order: Ints, moves: int) -> Iterator[
     problem = ctx.problem
     if problem.num_units == 0 or not moves:
         return
-    best, search = np.inf, Annealing(problem, placement, order)
+    best, search = ctx.evaluate(placement, order), Annealing(problem, placement, order)
     rounds = fruitless = 0
     while fruitless < _GIVE_UP:
         before = search.best_value

@@ -495,7 +495,10 @@ def _fill_slots(slot, key, count):  # type: ignore[no-untyped-def]
         slot[at] = i
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+# The loop below calls these for each node: inlined, as passing their arrays would take longer than what they do.
+
+
+@njit(inline="always")
 def _enter(  # type: ignore[no-untyped-def]
     v, sign, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside, fate, inner, gone,
     full, sure, done,
@@ -547,7 +550,7 @@ def _enter(  # type: ignore[no-untyped-def]
         inside[v] = 1
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(inline="always")
 def _rule_out(  # type: ignore[no-untyped-def]
     v, sign, sent_ptr, sent, read_ptr, read, sender, phase, send, receive, inside, fate, inner, gone, sure
 ):  # fmt: skip
@@ -570,7 +573,7 @@ def _rule_out(  # type: ignore[no-untyped-def]
                 sure[phase[m] * columns + c] += sign * receive[m, c]
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(inline="always")
 def _load(way, options, p, moved, done, tariff, layout, phases, columns, overlap):  # type: ignore[no-untyped-def]
     """What a stage with these sums takes in a phase; the last phase has what replicas exchange."""
     kind, replicas = options[way, _KIND], options[way, _REPLICAS]
@@ -587,7 +590,7 @@ def _load(way, options, p, moved, done, tariff, layout, phases, columns, overlap
     return load
 
 
-@njit(cache=True, nogil=True, no_cpython_wrapper=True)
+@njit(inline="always")
 def _fits(way, options, moved, done, scratch, tariff, columns, layout, room, cap, overlap):  # type: ignore[no-untyped-def]
     """Whether a stage with these sums keeps the limits on some devices."""
     phases, kinds, in_all, more = len(cap) - 1, len(tariff), np.int64(0), options[way, _SAMPLES] - 1

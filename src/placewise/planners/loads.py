@@ -223,7 +223,7 @@ def walk_tables(
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, forceinline=True)
 def _move(  # type: ignore[no-untyped-def]
     w, y, device, seconds, need, sender, phase, times, size, receives, sends, touch_ptr, touched, via_ptr, via, pays,
     overlap, staged, live, count, load, used, held,

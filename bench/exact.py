@@ -1,6 +1,12 @@
-"""Exact contiguous pipelines beside the authors' program: what is proved, and at what cost.
+"""Exact planners beside published programs and solvers: what is proved, and at what cost. Every table of docs/exact.md.
 
-PLACEWISE_DATA=... python bench/exact.py --section contiguous
+    PLACEWISE_DATA=... python bench/exact.py --section all
+    PLACEWISE_DATA=... python bench/exact.py --section contiguous
+    PLACEWISE_DATA=... python bench/exact.py --section noncontiguous --inputs bert24_inference --seconds 20
+
+Inputs are those of github.com/msr-fiddle/dnn-partitioning: L for layer graphs, O for operator graphs. Times are
+milliseconds per sample, or of one sample. Start-up and compiling are left out. All methods use one thread, but `auto`
+two where it evaluates many plans at once.
 """
 
 from __future__ import annotations
@@ -11,20 +17,24 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+import noncontiguous as parts_noncontiguous
+import slots as parts_slots
 from harness import main, progress
-from placewise import Budget, Device, Problem, full_mesh, plan, zoo
+from placewise import Budget, Device, Plan, Problem, full_mesh, plan, zoo
 from placewise.costs import Costs
 from placewise.graph import GraphBuilder
 from placewise.importers import dnn_partitioning
 from placewise.problem import Execution
+from placewise.simulator import evaluate
 
 Row = dict[str, Any]
 
@@ -41,18 +51,20 @@ AUTHORS: Final[dict[str, tuple[float, float | None]]] = {
 }  # fmt: skip
 #: As given: optima with communication at its physical cost, ms.
 CORRECTED: Final = {
-    "bert24_inference": 20.59, "bert24_training": 46.61, "gnmt_inference": 44.78, "gnmt_training": 120.02,
-    "inceptionv3_inference": 158.50, "resnet50_inference": 181.90, "resnet50_training": 479.04,
+    "LayerGraphs/bert24_inference": 20.59, "LayerGraphs/bert24_training": 46.61, "LayerGraphs/gnmt_inference": 44.78,
+    "LayerGraphs/gnmt_training": 120.02, "LayerGraphs/inceptionv3_inference": 158.50,
+    "LayerGraphs/resnet50_inference": 181.90, "LayerGraphs/resnet50_training": 479.04,
 }  # fmt: skip
 
 
 def contiguous(options: argparse.Namespace) -> Iterator[Row]:
-    """Optimal contiguous throughput of the published inputs, beside the authors' program."""
+    """Optimal contiguous throughput, beside the authors' program."""
     ours = theirs = 0.0
-    for name, (value, cpu) in AUTHORS.items():
+    for name, title in chosen(options, AUTHORS).items():
+        value, cpu = AUTHORS[name]
         row = solved(name, options)
         given = {"given ms": f"{value:g}", "given CPU s": "> 467" if cpu is None else f"{cpu:.2f}"}
-        yield {"input": short(name)} | given | row
+        yield {"input": title} | given | row
         if cpu is not None:
             ours, theirs = ours + float(row["CPU s"]), theirs + cpu
     yield {"input": "all that theirs ends", "given CPU s": f"{theirs:.2f}", "CPU s": f"{ours:.2f}"}
@@ -60,33 +72,57 @@ def contiguous(options: argparse.Namespace) -> Iterator[Row]:
 
 def linear(options: argparse.Namespace) -> Iterator[Row]:
     """The best cuts of a few orders of the same inputs (planner ideals-linear)."""
-    for name, (value, _) in AUTHORS.items():
-        yield {"input": short(name), "optimum ms": f"{value:g}"} | solved(name, options, "ideals-linear")
+    for name, title in chosen(options, AUTHORS).items():
+        yield {"input": title, "optimum ms": f"{AUTHORS[name][0]:g}"} | solved(name, options, "ideals-linear")
 
 
-def gpipe(options: argparse.Namespace) -> Iterator[Row]:
-    """Training where the busiest forward and the busiest backward add up."""
-    for name in AUTHORS:
-        if name.endswith("training"):
-            yield {"input": short(name)} | solved(name, options, pipeline="gpipe")
+def training(options: argparse.Namespace) -> Iterator[Row]:
+    """Training, contiguous: the busiest device of both phases (1f1b), and of each phase, added up (gpipe)."""
+    for name, title in chosen(options, AUTHORS).items():
+        for pipeline in ("1f1b", "gpipe") if name.endswith("training") else ():
+            yield {"input": title, "pipeline": pipeline} | solved(name, options, pipeline=pipeline)
+
+
+def noncontiguous(options: argparse.Namespace) -> Iterator[Row]:
+    """Throughput without intervals: HiGHS or CP-SAT alone in 120 s, and milp."""
+    yield from parts_noncontiguous.rows(options, published, chosen(options, parts_noncontiguous.ALONE))
+
+
+def latency(options: argparse.Namespace) -> Iterator[Row]:
+    """Latency in slots: what is known, and slot-milp."""
+    yield from parts_slots.rows(options, inputs(), chosen(options, parts_slots.KNOWN))
+
+
+def own_latency(options: argparse.Namespace) -> Iterator[Row]:
+    """Latency of the same inputs under our own execution model: auto."""
+    yield from parts_slots.own_model(options, inputs(), chosen(options, parts_slots.KNOWN))
 
 
 def corrected(options: argparse.Namespace) -> Iterator[Row]:
-    """Layer graphs with transfers 1000 times as long, as the sizes in the files say."""
-    for name, value in CORRECTED.items():
-        yield {"input": short(f"LayerGraphs/{name}"), "given ms": f"{value:g}"} | solved(
-            f"LayerGraphs/{name}", options, scale=1000.0
-        )
+    """Contiguous layer graphs with transfers 1000 times as long, as the sizes in the files say.
+
+    `kept` is what the best plan for the files as they are takes then, `stages` how many devices both plans use.
+    """
+    for name, title in chosen(options, CORRECTED).items():
+        for pipeline in ("1f1b", "gpipe") if name.endswith("training") else ("1f1b",):
+            row = measured(_corrected, (name, pipeline, options.seconds))
+            given = f"{CORRECTED[name]:.2f}" if pipeline == "1f1b" else "-"
+            yield {"input": title + " gpipe" * (pipeline == "gpipe"), "given ms": given} | row
+
+
+def corrected_noncontiguous(options: argparse.Namespace) -> Iterator[Row]:
+    """The same without intervals: milp."""
+    load = partial(published, scale=1000.0)
+    yield from parts_noncontiguous.rows(options, load, chosen(options, CORRECTED), alone=False)
 
 
 def replication(options: argparse.Namespace) -> Iterator[Row]:
     """Layer graphs whose spare devices repeat others; training exchanges gradients after 16 samples."""
-    for name, (value, _) in AUTHORS.items():
+    for name, title in chosen(options, CORRECTED).items():
         for pipeline in ("1f1b", "gpipe") if name.endswith("training") else ("1f1b",):
-            if name.startswith("LayerGraphs"):
-                apart = pipeline == "gpipe"
-                given = {"input": short(name) + " gpipe" * apart, "alone ms": "" if apart else f"{value:g}"}
-                yield given | solved(name, options, pipeline=pipeline, replicate=True, microbatches=16)
+            apart = pipeline == "gpipe"
+            given = {"input": title + " gpipe" * apart, "alone ms": "" if apart else f"{AUTHORS[name][0]:g}"}
+            yield given | solved(name, options, pipeline=pipeline, replicate=True, microbatches=16)
 
 
 def models(options: argparse.Namespace) -> Iterator[Row]:
@@ -97,24 +133,37 @@ def models(options: argparse.Namespace) -> Iterator[Row]:
 
 
 SECTIONS: Final[dict[str, Callable[[argparse.Namespace], Iterator[Row]]]] = {
-    "contiguous": contiguous, "linear": linear, "gpipe": gpipe, "corrected": corrected, "models": models,
-    "replication": replication,
+    "contiguous": contiguous, "linear": linear, "training": training, "noncontiguous": noncontiguous,
+    "latency": latency, "own-latency": own_latency, "corrected": corrected,
+    "corrected-noncontiguous": corrected_noncontiguous, "replication": replication, "models": models,
 }  # fmt: skip
 
 
-def short(name: str) -> str:
-    """L for layer graphs, O for operator graphs."""
-    folder, _, model = name.partition("/")
-    return f"{folder[0]} {model}"
+def chosen(options: argparse.Namespace, names: Iterable[str]) -> dict[str, str]:
+    """The inputs that were asked for, with L or O for the kind of graph."""
+    return {
+        name: f"{name[0]} {Path(name).name}"
+        for name in names
+        if not options.inputs or any(part in name for part in options.inputs)
+    }
+
+
+def inputs() -> Path:
+    """The folder of the published inputs."""
+    return Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning")
+
+
+def published(name: str, scale: float = 1.0) -> Problem:
+    """An input for throughput."""
+    data = json.loads((inputs() / "throughput-inputs" / f"{name}.json").read_text())
+    return dnn_partitioning.load(data, name, transfer_scale=scale)
 
 
 # ---- running one -----------------------------------------------------------------------------------------------------
 
 
-def solved(
-    name: str, options: argparse.Namespace, planner: str = "ideals", *, scale: float = 1.0, **execution: Any
-) -> Row:
-    return measured(_published, (name, planner, scale, execution, options.seconds))
+def solved(name: str, options: argparse.Namespace, planner: str = "ideals", **execution: Any) -> Row:
+    return measured(_solved, (name, planner, execution, options.seconds))
 
 
 def measured(work: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
@@ -123,11 +172,22 @@ def measured(work: Callable[..., Row], arguments: tuple[Any, ...]) -> Row:
         return pool.apply(work, arguments)
 
 
-def _published(name: str, planner: str, scale: float, settings: dict[str, Any], seconds: float) -> Row:
-    file = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning", "throughput-inputs", f"{name}.json")
-    problem = dnn_partitioning.load(json.loads(file.read_text()), name, transfer_scale=scale)
-    execution = replace(problem.execution, **settings)
-    return _plan(replace(problem, contiguous=True, execution=execution), planner, seconds)
+def _solved(name: str, planner: str, settings: dict[str, Any], seconds: float) -> Row:
+    return _plan(_intervals(published(name), **settings), planner, seconds)[1]
+
+
+def _intervals(problem: Problem, **settings: Any) -> Problem:
+    return replace(problem, contiguous=True, execution=replace(problem.execution, **settings))
+
+
+def _corrected(name: str, pipeline: str, seconds: float) -> Row:
+    shipped, physical = (_intervals(published(name, scale), pipeline=pipeline) for scale in (1.0, 1000.0))
+    before, _ = _plan(shipped, "ideals", seconds)
+    after, row = _plan(physical, "ideals", seconds)
+    kept = evaluate(physical, before.placement).value[0]
+    stages = " -> ".join(str(len(np.unique(found.placement))) for found in (before, after))
+    asked = {"as shipped": f"{1e3 * before.value:.3f}", "kept": f"{1e3 * kept:.3f}"}
+    return asked | {key: row[key] for key in ("ms", "proved", "CPU s")} | {"stages": stages}
 
 
 def _on_unequal(model: str, overlap: bool, seconds: float) -> Row:
@@ -140,17 +200,17 @@ def _on_unequal(model: str, overlap: bool, seconds: float) -> Row:
     execution = Execution(contention="none", overlap=overlap, staged=True)
     cluster = full_mesh(devices, 25e9, 10e-6)
     problem = Problem(graph, cluster, objective="throughput", contiguous=True, execution=execution)
-    return _plan(problem, "ideals", seconds)
+    return _plan(problem, "ideals", seconds)[1]
 
 
-def _plan(problem: Problem, planner: str, seconds: float) -> Row:
+def _plan(problem: Problem, planner: str, seconds: float) -> tuple[Plan, Row]:
     plan(_tiny(problem), planner)  # imports and compiles
     began, cpu = time.perf_counter(), time.process_time()
     found = plan(problem, planner, budget=Budget(seconds=seconds))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     proved = "yes" if found.gap < 1e-8 else f"to {found.gap:.2%}"
-    return {
+    return found, {
         "ms": f"{1e3 * found.value:.4f}", "proved": proved, "CPU s": f"{cpu:.2f}", "wall s": f"{wall:.1f}",
         "MB": peak // 1024,
     }  # fmt: skip
@@ -166,20 +226,24 @@ def _tiny(problem: Problem) -> Problem:
     )
 
 
-def measure(options: argparse.Namespace) -> list[Row]:
+def measure(options: argparse.Namespace) -> dict[str, list[Row]]:
     if options.section != "models" and "PLACEWISE_DATA" not in os.environ:
         sys.exit("set PLACEWISE_DATA to the folder that holds dnn-partitioning/")
-    rows = []
-    for row in SECTIONS[options.section](options):
-        progress(" ".join(f"{key}={value}" for key, value in row.items()))
-        rows.append(row)
-    return rows
+    tables: dict[str, list[Row]] = {}
+    for section in SECTIONS if options.section == "all" else (options.section,):
+        rows = tables.setdefault(f"{section}: {' '.join((SECTIONS[section].__doc__ or '').split())}", [])
+        for row in SECTIONS[section](options):
+            progress(" ".join(f"{key}={value}" for key, value in row.items()))
+            rows.append(row)
+    return tables
 
 
 if __name__ == "__main__":
     main(
-        "Exact contiguous pipelines",
+        "Exact planners",
         measure,
-        section={"choices": list(SECTIONS), "default": "contiguous"},
+        section={"choices": ["all", *SECTIONS], "default": "all"},
         seconds={"type": float, "default": 60.0, "help": "budget of each"},
+        inputs={"nargs": "*", "help": "parts of names; all by default"},
+        solver={"choices": ["highs", "cpsat"], "default": "highs", "help": "behind milp and slot-milp"},
     )

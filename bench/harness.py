@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from datetime import date
@@ -60,18 +61,28 @@ def _least(clock: Callable[[], float], work: Callable[[], Any], repeat: int) -> 
     return best
 
 
-def main(title: str, measure: Callable[[argparse.Namespace], list[dict[str, Any]]], **arguments: Any) -> None:
-    """Run a benchmark from the command line. `measure` returns rows, each a dict of column to value."""
+def main(title: str, measure: Callable[[argparse.Namespace], Any], **arguments: Any) -> None:
+    """Run a benchmark from the command line.
+
+    `measure` returns rows, each a dict of column to value; or several tables, each as rows under its title.
+    """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     for name, settings in arguments.items():
         parser.add_argument(f"--{name}", **settings)
     options = parser.parse_args()
-    rows = measure(options)
+    found = measure(options)
     if options.json:
-        print(json.dumps({"title": title, "machine": machine(), "rows": rows}, indent=1))
+        what = "rows" if isinstance(found, list) else "tables"
+        print(json.dumps({"title": title, "machine": machine(), what: found}, indent=1))
         return
-    print(f"{title}\n{machine()}\n")
+    print(f"{title}\n{machine()}")
+    for name, rows in {"": found}.items() if isinstance(found, list) else found.items():
+        print(f"\n{textwrap.fill(name, 80)}\n" if name else "")
+        _print_table(rows)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_text(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]

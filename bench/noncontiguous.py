@@ -1,27 +1,21 @@
-"""Throughput without intervals: what HiGHS and CP-SAT alone do in 120 s on the published inputs, beside `milp` in 60 s.
+"""A part of bench/exact.py: throughput without intervals, beside what HiGHS and CP-SAT do alone.
 
-    PLACEWISE_DATA=... python bench/noncontiguous.py
-    PLACEWISE_DATA=... python bench/noncontiguous.py --inputs bert24_inference --clock cpu
-
-Inputs are those of github.com/msr-fiddle/dnn-partitioning, times are milliseconds per sample. What the solvers do alone
-was measured before, with one thread each, on one model: a binary per colour class and device, a variable per message
-and device, classes numbered by weight; `alone` is the better value and the better bound of the two. Where the machine
-is shared, `--clock cpu` counts the planner's own processor time instead of what the clock on the wall says.
+Times are milliseconds per sample. What the solvers do alone was measured before, with one thread each, on one model: a
+binary per colour class and device, a variable per message and device, classes numbered by weight. `alone` is the better
+value, `gap` that of the better bound and `s` the shorter time of the two.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
-from harness import main, progress
-from placewise import Budget, load_problem, plan
+from placewise import Budget, Problem, plan
 
 #: Input: (value, bound, seconds) of HiGHS and of CP-SAT, alone, in at most 120 s; None where nobody tried.
-ALONE: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]] | None] = {
+ALONE: Final[dict[str, tuple[tuple[float, float, float], tuple[float, float, float]] | None]] = {
     "LayerGraphs/bert24_inference": ((17.7147, 17.713, 8.4), (17.7147, 15.401, 118)),
     "LayerGraphs/bert24_training": None,
     "LayerGraphs/gnmt_inference": ((31.6893, 31.686, 34), (31.6873, 31.687, 33)),
@@ -38,44 +32,33 @@ ALONE: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]] |
 }
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    folder = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning", "throughput-inputs")
-    if options.clock == "cpu":
-        time.perf_counter = time.process_time  # the driver's clock; a solver's own limits stay on the wall
-    rows = []
-    for name, alone in ALONE.items():
-        if options.inputs and not any(part in name for part in options.inputs):
-            continue
-        problem = load_problem(folder / f"{name}.json")
+def rows(
+    options: argparse.Namespace, load: Callable[[str], Problem], names: dict[str, str], alone: bool = True
+) -> Iterator[dict[str, Any]]:
+    """One for each input: its name in the table, by its name on disk."""
+    for name, title in names.items():
+        problem = load(name)
         plan(problem, "milp", budget=Budget(evaluations=1))  # imports and compiles
         began = time.process_time()
         found = plan(problem, "milp", budget=Budget(seconds=options.seconds), options={"solver": options.solver})
         spent = time.process_time() - began
-        value = min((value for value, _, _ in alone), default=0.0) if alone else None
-        bound = max((bound for _, bound, _ in alone), default=0.0) if alone else None
-        rows.append(
-            {
-                "input": name.replace("LayerGraphs", "L").replace("OperatorGraphs", "O").replace("inference", "inf"),
-                "alone": f"{value:.3f}" if value else "-",
-                "gap": f"{1 - bound / value:.2%}" if value and bound else "-",
-                "s": f"{min(seconds for _, _, seconds in alone):.0f}" if alone else "-",
-                "milp": f"{1e3 * found.value:.4f}",
-                "bound": f"{1e3 * found.lower_bound:.4f}",
-                "gap ": f"{found.gap:.4%}" if found.gap > 1e-5 else "proved",
-                "s ": f"{found.seconds:.1f}",
-                "CPU s": f"{spent:.1f}",
-            }
-        )
-        progress(str(rows[-1]))
-    return rows
+        row = {"input": title} | (_alone(name) if alone else {})
+        yield row | {
+            "milp": f"{1e3 * found.value:.4f}",
+            "bound": f"{1e3 * found.lower_bound:.4f}",
+            "gap ": f"{found.gap:.3%}" if found.gap > 1e-5 else "proved",
+            "s ": f"{found.seconds:.1f}",
+            "CPU s": f"{spent:.1f}",
+        }
 
 
-if __name__ == "__main__":
-    main(
-        "Throughput without intervals, in ms per sample: HiGHS or CP-SAT alone in 120 s, and milp",
-        measure,
-        seconds={"type": float, "default": 60.0, "help": "budget of each"},
-        inputs={"nargs": "*", "help": "parts of names; all by default"},
-        solver={"choices": ["highs", "cpsat"], "default": "highs"},
-        clock={"choices": ["wall", "cpu"], "default": "wall"},
-    )
+def _alone(name: str) -> dict[str, str]:
+    both = ALONE[name]
+    if both is None:
+        return {"alone": "-", "gap": "-", "s": "-"}
+    value, bound = min(value for value, _, _ in both), max(bound for _, bound, _ in both)
+    return {
+        "alone": f"{value:.3f}",
+        "gap": f"{1 - bound / value:.2%}",
+        "s": f"{min(seconds for _, _, seconds in both):.0f}",
+    }

@@ -624,7 +624,7 @@ def _progress() -> Iterator["Callable[[Progress], None] | None"]:
     with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
         yield lambda p: status.update(
             f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
-            f"  bound {format_seconds(p.lower_bound)}"
+            f"  bound {format_seconds(p.lower_bound)}  {p.detail}"
         )
 
 
@@ -670,7 +670,8 @@ def _under(execution: "Execution", found: "Plan") -> "Plan":
     if broken:
         raise NoFeasiblePlan(f"with these settings the plan does not keep every constraint: {'; '.join(broken)}")
     value = simulate(problem, found.placement, found.order).value
-    return replace(found, problem=problem, value=value, lower_bound=min(value, lower_bound(problem).value))
+    bound = min(value, lower_bound(problem).value)
+    return replace(found, problem=problem, value=value, lower_bound=bound, proved_by="")
 
 
 def _load(path: Path) -> "Plan":
@@ -757,7 +758,8 @@ def _plan_facts(found: "Plan") -> dict[str, Any]:
     }
     return {
         "model": problem.graph.name, "cluster": problem.cluster.name, "objective": problem.objective,
-        "planner": found.planner, "found_by": found.found_by, "options": dict(found.options), "seed": found.seed,
+        "planner": found.planner, "found_by": found.found_by, "proved_by": found.proved_by,
+        "options": dict(found.options), "seed": found.seed,
         "value": found.value, "lower_bound": found.lower_bound, "gap": found.gap,
         "seconds": found.seconds, "evaluations": found.evaluations, "stopped": found.stopped,
         "cost_shares": found.cost_shares, "devices": devices,

@@ -63,6 +63,7 @@ class Progress:
     evaluations: int
     value: float  # of the incumbent; infinite while there is none
     lower_bound: float
+    detail: str = ""  # what else the planner has to say
 
 
 class _Stop(BaseException):
@@ -92,7 +93,9 @@ class Context:
         self.stopped = "finished"
         self.took: float | None = None  # seconds, once the planner is done
         self.planner = planner
+        self.detail = ""  # for those who watch
         self.found_by = planner  # who found the best; see `delegate`
+        self.proved_by = ""  # who proved the bound, where it is above what holds for any planner
         self._parent: Context | None = None
         self._budget = budget
         self._on_progress = on_progress
@@ -144,7 +147,8 @@ class Context:
 
     def bound(self, value: float) -> None:
         """A proof that no plan is better than this."""
-        self.lower_bound = max(self.lower_bound, value)
+        if value > self.lower_bound:
+            self.lower_bound, self.proved_by = value, self.planner.rpartition(": ")[2]
 
     def spend(self, evaluations: int) -> None:
         """Count simulations that a planner ran by itself, in compiled code."""
@@ -152,7 +156,11 @@ class Context:
         now = time.perf_counter()
         if self._on_progress and now - self._reported > _REPORT_EVERY:
             self._reported = now
-            self._on_progress(Progress(self.planner, self.seconds, self.evaluations, self.best_value, self.lower_bound))
+            self._on_progress(
+                Progress(
+                    self.planner, self.seconds, self.evaluations, self.best_value, self.lower_bound, self.detail
+                )
+            )  # fmt: skip
 
     def should_stop(self) -> bool:
         """Whether the budget is spent, the user pressed Ctrl-C, or the incumbent is proved optimal."""
@@ -200,7 +208,8 @@ class Context:
             warnings.warn(f"planner {name!r} failed: {error!r:.200}", RuntimeWarning, stacklevel=2)
         finally:  # a second Ctrl-C may end the member anywhere
             self.evaluations += member.evaluations
-            self.lower_bound = max(self.lower_bound, member.lower_bound)
+            if member.lower_bound > self.lower_bound:
+                self.lower_bound, self.proved_by = member.lower_bound, member.proved_by
             self.rejected = self.rejected or member.rejected
             if member.best_value < self.best_value:
                 self.best, self.best_value, self.found_by = member.best, member.best_value, member.found_by
@@ -306,7 +315,7 @@ def plan(
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,
         lower_bound=min(ctx.lower_bound, ctx.best_value), planner=planner, version=placewise.__version__,
-        found_by=ctx.found_by, seed=int(seed), options=settings, seconds=ctx.took, evaluations=ctx.evaluations,
+        found_by=ctx.found_by, proved_by=ctx.proved_by, seed=int(seed), options=settings, seconds=ctx.took, evaluations=ctx.evaluations,
         stopped=ctx.stopped, history=tuple(ctx.history),
     )  # fmt: skip
 
@@ -358,14 +367,12 @@ def compare(
             if claims and _is_false(claims.lower_bound, best.value):
                 reason = _refuted(claims.lower_bound, best.value, best.planner)
                 outcomes[i] = Outcome(name, reason=f"planner {name!r}: {reason}")
-    bound = max((outcome.plan.lower_bound for outcome in outcomes if outcome.plan), default=0.0)
-    shared = [
-        replace(outcome, plan=replace(outcome.plan, lower_bound=min(bound, outcome.plan.value)))
-        if outcome.plan
-        else outcome
-        for outcome in outcomes
-    ]
-    return sorted(shared, key=lambda outcome: outcome.plan.value if outcome.plan else math.inf)
+    most = max((outcome.plan for outcome in outcomes if outcome.plan), key=lambda plan: plan.lower_bound, default=None)
+    for i, (outcome, mine) in enumerate([(outcome, outcome.plan) for outcome in outcomes]):
+        if mine and most:
+            shared = replace(mine, lower_bound=min(most.lower_bound, mine.value), proved_by=most.proved_by)
+            outcomes[i] = replace(outcome, plan=shared)
+    return sorted(outcomes, key=lambda outcome: outcome.plan.value if outcome.plan else math.inf)
 
 
 def _is_false(bound: float, value: float) -> bool:

@@ -1,0 +1,69 @@
+"""Policies as files: weights, and of a training that can go on also the optimiser, random numbers and counters.
+
+A safetensors file whose header says what it is. Nothing in it is code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from placewise.errors import InvalidInput
+from placewise.files import write_bytes
+from placewise.learned.reinforce import Learner
+
+_KEY: Final = "placewise"
+_VERSION: Final = 1
+_MAX_BYTES: Final = 1024**3
+
+
+class Checkpoint(NamedTuple):
+    """What a file holds."""
+
+    method: str
+    facts: dict[str, Any]  # JSON: how the network is built, and what the training says of itself
+    tensors: dict[str, Tensor]
+
+
+def save(path: str | Path, method: str, learner: Learner, facts: dict[str, Any], *, weights_only: bool = False) -> None:
+    """Write a policy; the file is the old one or the new one, whatever happens."""
+    from safetensors.torch import save as to_bytes
+
+    tensors, counters = learner.state()
+    if weights_only:
+        tensors = {key: value for key, value in tensors.items() if key.startswith("network.")}
+    header = {"version": _VERSION, "method": method, **facts, "learner": counters}
+    tensors = {key: value.contiguous() for key, value in tensors.items()}
+    write_bytes(path, to_bytes(tensors, {_KEY: json.dumps(header, sort_keys=True)}))
+
+
+def load(path: str | Path, method: str) -> Checkpoint:
+    """Read a policy of a method; anything else is an error that says what is wrong."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if Path(path).stat().st_size > _MAX_BYTES:
+            raise InvalidInput(f"{path}: larger than any policy")
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get(_KEY, "null"))
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError) as error:
+        raise InvalidInput(f"{path}: not a policy of Placewise: {error!s:.200}") from None
+    if not isinstance(header, dict) or header.get("version") != _VERSION:
+        raise InvalidInput(f"{path}: not a policy of Placewise, or of another version")
+    if header.get("method") != method:
+        raise InvalidInput(f"{path}: a policy of {header.get('method')!r:.60}, not of {method}")
+    return Checkpoint(method, header, tensors)
+
+
+def restore(learner: Learner, checkpoint: Checkpoint, path: str | Path) -> None:
+    """Put what was read into a learner whose network has the same shape."""
+    try:
+        learner.restore(checkpoint.tensors, checkpoint.facts.get("learner") or {})
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise InvalidInput(f"{path}: does not fit the network: {error!s:.300}") from None

@@ -1,0 +1,182 @@
+"""REINFORCE, or PPO over a few epochs, for policies that place a whole graph at once.
+
+A policy samples actions, tells the placements that they stand for, and scores the very actions that were evaluated:
+the gradient is that of their probability and of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from placewise.driver import Context
+from placewise.graph import Floats
+from placewise.problem import Problem
+
+Actions = tuple[Tensor, ...]  # each with one row per sample
+
+
+class Policy(Protocol):
+    """A distribution over placements of one problem."""
+
+    def sample(self, count: int, generator: torch.Generator) -> Actions:
+        """Draw so many."""
+
+    def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
+        """(log-probability [B], entropy [B]) of what was drawn."""
+
+    def placements(self, actions: Actions) -> NDArray[np.int32]:
+        """[B, N]."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a policy is trained."""
+
+    rate: float = 1e-3  # of Adam
+    last_rate: float | None = None  # reached in a straight line after `horizon` updates; None = the rate stays
+    samples: int = 16  # per update
+    entropy: float = 0.01  # weight of the bonus
+    last_entropy: float | None = None  # likewise
+    horizon: int = 1000
+    norm: float = 1.0  # gradients are scaled down to it
+    baseline: Literal["moving", "batch"] = "moving"  # a moving average of rewards, or the mean of the other samples
+    momentum: float = 0.9  # of the moving average
+    normalise: bool = False  # advantages have the spread one
+    epochs: int = 1  # more than one: PPO
+    ratio: float = 0.2  # PPO's limit
+    failures_until: int | None = None  # updates after which samples that break a constraint are not trained on
+
+
+#: Given for a placement that breaks a constraint: as if it took a hundred times as long as all ops one by one.
+FAILING: Final = 100.0
+
+
+def scale_of(problem: Problem) -> float:
+    """Seconds of all ops one by one, each where it is fastest: rewards are relative to it."""
+    return max(float(problem.seconds.min(axis=1, initial=np.inf).sum()) if problem.num_ops else 1.0, 1e-300)
+
+
+def minus_root(times: Floats) -> Floats:
+    """The Hierarchical Planner's and ColocRL's: minus the square root of the time."""
+    return -np.sqrt(np.minimum(times, FAILING))
+
+
+def inverse(times: Floats) -> Floats:
+    """HSDAG's: one over the time."""
+    return 1.0 / np.minimum(times, FAILING)
+
+
+class Learner:
+    """A network, its optimiser, its random numbers and its baseline: all that a checkpoint holds."""
+
+    def __init__(self, network: nn.Module, settings: Settings, seed: int) -> None:
+        self.network, self.settings = network, settings
+        self.optimiser = torch.optim.Adam(network.parameters(), lr=settings.rate)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.baseline: float | None = None
+        self.updates = self.evaluations = 0
+
+    def towards(self, first: float, last: float | None) -> float:
+        """A setting that changes in a straight line over the horizon."""
+        if last is None:
+            return first
+        return first + (last - first) * min(1.0, self.updates / max(1, self.settings.horizon))
+
+    @property
+    def entropy_weight(self) -> float:
+        """Of the bonus, now."""
+        return self.towards(self.settings.entropy, self.settings.last_entropy)
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of the optimiser."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.towards(self.settings.rate, self.settings.last_rate)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
+        self.optimiser.step()
+
+    def advantages(self, rewards: Floats) -> Floats:
+        """Rewards less what was to be expected; the moving average takes them in."""
+        settings = self.settings
+        if settings.baseline == "batch" and len(rewards) > 1:
+            others = (rewards.sum() - rewards) / (len(rewards) - 1)
+            found: Floats = rewards - others
+        else:
+            expected = float(rewards.mean()) if self.baseline is None else self.baseline
+            found = rewards - expected
+            self.baseline = settings.momentum * expected + (1 - settings.momentum) * float(rewards.mean())
+        if settings.normalise:
+            found = found / (float(found.std()) + 1e-8)
+        return found
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, facts) from which `restore` goes on as if nothing had happened."""
+        tensors = {f"network.{key}": value for key, value in self.network.state_dict().items()}
+        for index, moments in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(value) for key, value in moments.items()}
+        tensors["generator"] = self.generator.get_state()
+        facts = {"baseline": self.baseline, "updates": self.updates, "evaluations": self.evaluations}
+        return {key: value.detach().cpu().clone() for key, value in tensors.items()}, facts
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go on from a state. Weights alone (a shipped policy) begin a training of their own."""
+        network = {key.removeprefix("network."): value for key, value in tensors.items() if key.startswith("network.")}
+        self.network.load_state_dict(network)
+        if "generator" not in tensors:
+            return
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            if key.startswith("optimiser."):
+                _, index, name = key.split(".")
+                moments.setdefault(int(index), {})[name] = value
+        whole = self.optimiser.state_dict()
+        whole["state"] = moments
+        self.optimiser.load_state_dict(whole)
+        self.generator.set_state(tensors["generator"])
+        self.baseline, self.updates, self.evaluations = (facts[key] for key in ("baseline", "updates", "evaluations"))
+
+
+def update(ctx: Context, learner: Learner, policy: Policy, reward: Callable[[Floats], Floats] = minus_root) -> Floats:
+    """Sample, evaluate, learn; returns the values of the samples (infinite where one breaks a constraint)."""
+    settings = learner.settings
+    with torch.no_grad():
+        actions = policy.sample(settings.samples, learner.generator)
+    values = ctx.evaluate_batch(policy.placements(actions))
+    actions = tuple(part[: len(values)] for part in actions)  # the budget may cut a batch short
+    valid = np.isfinite(values)
+    ctx.detail = f"mean {values[valid].mean():.3g} s, {valid.mean():.0%} fit" if valid.any() else "none fits"
+    learner.evaluations += len(values)
+    rewards = reward(values / scale_of(ctx.problem))
+    if settings.failures_until is not None and learner.updates >= settings.failures_until:
+        if not valid.any():
+            learner.updates += 1
+            return values
+        keep = torch.from_numpy(np.flatnonzero(valid))
+        actions, rewards = tuple(part[keep] for part in actions), rewards[valid]
+    device = next(learner.network.parameters()).device
+    advantage = torch.as_tensor(learner.advantages(rewards), dtype=torch.float32, device=device)
+    before: Tensor | None = None
+    for _ in range(settings.epochs):
+        log_probability, entropy = policy.score(actions)
+        if settings.epochs == 1:
+            gain = advantage * log_probability
+        else:
+            before = log_probability.detach() if before is None else before
+            ratio = (log_probability - before).exp()
+            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - settings.ratio, 1 + settings.ratio) * advantage)
+        learner.descend(-(gain + learner.entropy_weight * entropy).mean())
+    learner.updates += 1
+    return values
+
+
+def compute_device() -> torch.device:
+    """CUDA where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -309,6 +309,7 @@ class PlanData(_Object):
     lower_bound: Total
     planner: str
     found_by: str = ""
+    proved_by: str = ""
     version: str
     seed: int
     options: dict[str, Any]

@@ -315,8 +315,8 @@ def plan(
     return Plan(
         problem=problem, placement=ctx.best[0], order=ctx.best[1], value=ctx.best_value,
         lower_bound=min(ctx.lower_bound, ctx.best_value), planner=planner, version=placewise.__version__,
-        found_by=ctx.found_by, proved_by=ctx.proved_by, seed=int(seed), options=settings, seconds=ctx.took, evaluations=ctx.evaluations,
-        stopped=ctx.stopped, history=tuple(ctx.history),
+        found_by=ctx.found_by, proved_by=ctx.proved_by, seed=int(seed), options=settings, seconds=ctx.took,
+        evaluations=ctx.evaluations, stopped=ctx.stopped, history=tuple(ctx.history),
     )  # fmt: skip
 
 

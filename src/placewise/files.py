@@ -508,6 +508,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     content = {
         "planner": plan.planner,
         "found_by": plan.found_by,
+        "proved_by": plan.proved_by,
         "version": plan.version,
         "seed": plan.seed,
         "options": dict(plan.options),
@@ -565,6 +566,7 @@ def _plan_in(content: Any) -> Plan:
         lower_bound=data.lower_bound,
         planner=data.planner,
         found_by=data.found_by,
+        proved_by=data.proved_by,
         version=data.version,
         seed=data.seed,
         options=data.options,

@@ -32,6 +32,7 @@ class Plan:
     planner: str
     version: str  # of Placewise
     found_by: str = ""  # the planner that found it, where `planner` asked several
+    proved_by: str = ""  # the planner that proved the bound; none where it is one that holds for any plan (`explain`)
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0  # wall time that planning took

@@ -15,7 +15,7 @@ import numpy as np
 
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
-from placewise.simulator.bounds import lower_bound
+from placewise.simulator.bounds import lower_bound, made_of
 from placewise.simulator.throughput import busy, throughput_loads
 
 KINDS: Final = ("compute", "transfer", "waiting for device", "waiting for channel")
@@ -101,6 +101,7 @@ class Explanation:
     stretches: tuple[Stretch, ...]
     loads: tuple[Load, ...]
     bound_parts: dict[str, float]
+    bound_made_of: dict[str, dict[str, float]]  # each part, split by what it is owed to
 
 
 def explain(timeline: Timeline) -> Explanation:
@@ -121,6 +122,7 @@ def explain(timeline: Timeline) -> Explanation:
         stretches=tuple(_stretches(timeline, chain)),
         loads=loads,
         bound_parts={name: float(seconds) for name, seconds in lower_bound(timeline.problem).parts.items()},
+        bound_made_of=made_of(timeline.problem),
     )
 
 

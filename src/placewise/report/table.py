@@ -18,6 +18,7 @@ from placewise.plans import Plan
 from placewise.quantities import format_bytes, format_seconds
 from placewise.report.explain import KINDS, Explanation, Move, in_words, replicas
 from placewise.simulator import Timeline
+from placewise.simulator.bounds import INGREDIENTS
 
 WIDTH = 80
 SHOWN = 12  # rows of a table that could be long
@@ -179,16 +180,22 @@ def describe_explanation(plan: Plan, why: Explanation) -> str:
     parts += [_runs(why), device_table(plan.timeline), *([_loads(why)] if why.loads else _chain(plan, why))]
     if why.transfers:
         parts.append(_transfers(why))
-    rows = [
-        [name, format_seconds(part), _share(part, plan.value)]
-        for name, part in sorted(why.bound_parts.items(), key=lambda item: -item[1])
-    ]
-    if rows:
-        parts.append(
-            "No plan can beat the largest of these lower bounds:\n\n"
-            + table(["bound", "time", "of value"], "lrr", rows)
-        )
+    if why.bound_parts:
+        parts.append(_bounds(plan, why))
     return "\n\n".join(parts)
+
+
+def _bounds(plan: Plan, why: Explanation) -> str:
+    """What proves the bound: arguments that hold for any plan, by what each is owed to, and a planner's own proof."""
+    proofs = [(seconds, name, why.bound_made_of[name]) for name, seconds in why.bound_parts.items()]
+    if plan.proved_by:
+        proofs.append((plan.lower_bound, f"proof by {_short(plan.proved_by)}", {}))
+    rows = []
+    for seconds, name, owed in sorted(proofs, key=lambda proof: -proof[0]):
+        shares = [format_seconds(owed[what]) if owed.get(what) else "-" for what in INGREDIENTS]
+        rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *(shares if owed else [""] * 3)])
+    title = "No plan can beat the largest of these lower bounds, each with what it is owed to:"
+    return f"{title}\n\n" + table(["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
 
 
 def _runs(why: Explanation) -> str:

@@ -28,6 +28,7 @@ from placewise.simulator.alike import kinds, most_replicas
 
 Flags = NDArray[np.bool_]
 
+INGREDIENTS: Final = ("compute", "transfer", "memory")
 _EXACT: Final = 512  # up to so many units, the area is solved in one go
 _GROUPS: Final = 64  # more are priced in so many groups, by cutting planes
 _ROUNDS: Final = 20  # of cutting planes
@@ -53,6 +54,26 @@ def lower_bound(problem: Problem) -> Bound:
         parts = _parts(problem) if problem.num_ops else {}
         problem.derived["bound"] = Bound(max(parts.values(), default=0.0), parts)
     found: Bound = problem.derived["bound"]
+    return found
+
+
+def made_of(problem: Problem) -> dict[str, dict[str, float]]:
+    """What each part of the bound owes to compute, to transfers and to limits of memory, in seconds.
+
+    Compute is what the part comes to if transfers are free and memory has no end. Transfers are what they add while
+    memory has no end, and memory what is then missing to the part.
+    """
+    cluster, parts = problem.cluster, lower_bound(problem).parts
+    roomy = cluster.with_memory(dict.fromkeys(cluster.device_names, np.inf))
+    links = tuple(replace(link, bandwidth=np.inf, latency=0.0) for link in cluster.links)
+    free, paid = (
+        lower_bound(replace(problem, cluster=relaxed)).parts for relaxed in (replace(roomy, links=links), roomy)
+    )
+    found = {}
+    for name, seconds in parts.items():
+        same = {"path under memory": "path"}.get(name, name)
+        steps = [0.0, free.get(same, 0.0), paid.get(same, 0.0), seconds]
+        found[name] = {what: max(0.0, b - a) for what, a, b in zip(INGREDIENTS, steps, steps[1:], strict=False)}
     return found
 
 

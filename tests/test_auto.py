@@ -41,6 +41,7 @@ def test_what_a_member_finds_and_proves_counts():
 
     found = plan(three_ops(), "boss")
     assert (found.value, found.lower_bound, found.planner, found.found_by) == (2.0, 1.75, "boss", "finder")
+    assert found.proved_by == "finder"
     assert found.evaluations == 2
     assert [(count, value) for _, count, value in found.history] == [(1, 3.0), (2, 2.0)]
 
@@ -52,7 +53,8 @@ def test_who_finds_the_best_is_named_even_if_others_follow():
         ctx.evaluate([0, 1, 1])
         ctx.delegate("single")
 
-    assert plan(three_ops(), "boss").found_by == "boss"
+    found = plan(three_ops(), "boss")
+    assert (found.found_by, found.proved_by) == ("boss", "")
 
 
 def test_a_member_that_does_not_apply_is_passed_over():

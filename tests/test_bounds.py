@@ -12,7 +12,7 @@ from oracles import brute_force, brute_force_orders
 from placewise.costs import Costs
 from placewise.problem import Execution, Problem
 from placewise.simulator import bounds
-from placewise.simulator.bounds import lower_bound
+from placewise.simulator.bounds import lower_bound, made_of
 from problems import problem_of, random_problem, renumbered
 
 SETTINGS = [
@@ -267,6 +267,31 @@ def test_pricing_in_groups_comes_close_to_pricing_each_unit(monkeypatch, tight):
     monkeypatch.setattr(bounds, "_EXACT", n)
     exactly = lower_bound(replace(problem)).value
     assert exactly * (1 - 1e-3) < in_groups <= exactly * (1 + 1e-7)
+
+
+# ---- what it is owed to ----------------------------------------------------------------------------------------------
+
+
+def test_a_path_is_owed_to_compute_and_transfers_and_an_area_to_memory():
+    """Pinned apart, two ops of 1 s exchange 5 bytes. Four ops of 1 s or 10 s, of which the fast device holds two."""
+    path = problem_of(np.ones((2, 2)), [(0, 1)], sizes=5.0, pins={"op0": "d0", "op1": "d1"})
+    assert made_of(path)["path"] == pytest.approx({"compute": 2.0, "transfer": 5.0, "memory": 0.0})
+    seconds, sequential = np.ones((4, 1)) * [1.0, 10.0], Execution(concurrency="sequential")
+    area = problem_of(seconds, resident=1.0, sizes=0.0, memory=[2.0, math.inf], execution=sequential)
+    assert made_of(area)["area"] == pytest.approx({"compute": 4.0, "transfer": 0.0, "memory": 18.0})
+
+
+def test_what_a_bound_is_owed_to_adds_up():
+    owed = dict.fromkeys(bounds.INGREDIENTS, 0)
+    for problem in random_problems(120):
+        parts, shares = lower_bound(problem).parts, made_of(problem)
+        assert list(shares) == list(parts)
+        for name, seconds in parts.items():
+            assert sum(shares[name].values()) == pytest.approx(seconds, rel=1e-3, abs=1e-9), name
+            for what, share in shares[name].items():
+                owed[what] += 1e-6 < share < math.inf
+    assert owed["transfer"] > 20
+    assert owed["memory"] > 0
 
 
 def test_the_bound_is_computed_once():

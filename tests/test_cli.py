@@ -354,6 +354,8 @@ def test_explain(run, plan):
     assert facts["runs"][0]["first"] == "a"
     assert "What limits it: compute on gpu is " in result.out
     assert max(facts["bound_parts"].values()) <= facts["value"]
+    assert facts["bound_made_of"].keys() == facts["bound_parts"].keys()
+    assert "| bound " in result.out
 
 
 def test_explain_a_pipeline(run, problem):

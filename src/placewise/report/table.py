@@ -194,7 +194,7 @@ def _bounds(plan: Plan, why: Explanation) -> str:
     for seconds, name, owed in sorted(proofs, key=lambda proof: -proof[0]):
         shares = [format_seconds(owed[what]) if owed.get(what) else "-" for what in INGREDIENTS]
         rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *(shares if owed else [""] * 3)])
-    title = "No plan can beat the largest of these lower bounds, each with what it is owed to:"
+    title = "No plan can beat the largest of these bounds, each with what it is owed to:"
     return f"{title}\n\n" + table(["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from placewise.graph import Graph, GraphBuilder
     from placewise.importers.torch_export import from_torch
     from placewise.importers.transformers import from_transformers
+    from placewise.learned.env import PlacementEnv, PlacementVectorEnv
     from placewise.planners import planner
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
@@ -35,6 +36,7 @@ _HOME = {
     "load_problem": "files", "Graph": "graph", "GraphBuilder": "graph", "Plan": "plans", "planner": "planners",
     "Execution": "problem", "Problem": "problem",
     "from_torch": "importers.torch_export", "from_transformers": "importers.transformers",
+    "PlacementEnv": "learned.env", "PlacementVectorEnv": "learned.env",
     "Timeline": "simulator", "evaluate": "simulator", "simulate": "simulator",
 }  # fmt: skip
 __all__ = [
@@ -50,6 +52,8 @@ __all__ = [
     "Link",
     "NoFeasiblePlan",
     "Outcome",
+    "PlacementEnv",
+    "PlacementVectorEnv",
     "PlacewiseError",
     "Plan",
     "Problem",

@@ -6,8 +6,11 @@ the gradient is that of their probability and of no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -94,12 +97,13 @@ class Learner:
         """Of the bonus, now."""
         return self.towards(self.settings.entropy, self.settings.last_entropy)
 
-    def descend(self, loss: Tensor) -> None:
-        """One step of the optimiser."""
+    def descend(self, loss: Tensor | Iterator[Tensor]) -> None:
+        """One step of the optimiser; the parts of a loss are added up one by one."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.towards(self.settings.rate, self.settings.last_rate)
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        for part in (loss,) if isinstance(loss, Tensor) else loss:
+            part.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
         self.optimiser.step()
 
@@ -177,6 +181,48 @@ def update(ctx: Context, learner: Learner, policy: Policy, reward: Callable[[Flo
     return values
 
 
+def train(
+    ctx: Context, learner: Learner, policy: Policy, reward: Callable[[Floats], Floats] = minus_root, *,
+    updates: int, patience: int,
+) -> None:  # fmt: skip
+    """Update until the budget is spent, so many updates are done, or nothing better comes.
+
+    That is: no better placement for `patience` updates, and for as many as it took to find the best; or all samples
+    were the same for a tenth of that.
+    """
+    best, found, same = ctx.best_value, learner.updates, 0
+    while learner.updates < updates and not ctx.should_stop():
+        values = update(ctx, learner, policy, reward)
+        if ctx.best_value < best:
+            best, found = ctx.best_value, learner.updates
+        same = same + 1 if (values == values[0]).all() else 0
+        if learner.updates - found > max(patience, found) or same > patience / 10:
+            break
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Networks that are made inside have the same weights whenever the seed is the same; nothing else is disturbed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """On a CPU, kernels as small as ours lose more than they gain by a second core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
 def compute_device() -> torch.device:
-    """CUDA where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """CUDA where there is one, and then it is said."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    print(f"training on {torch.cuda.get_device_name()}", file=sys.stderr)
+    return torch.device("cuda")

@@ -1,0 +1,73 @@
+"""A sequence of groups in, a device for each out: the network of ColocRL, and the placer of the Hierarchical Planner."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+_NEVER = -1e9  # a logit that stands for probability zero, and whose entropy is a number
+
+
+class Seq2Seq(nn.Module):
+    """A bidirectional LSTM reads the groups; an LSTM that pays attention to them names a device for each in turn.
+
+    Each device has an embedding, which the decoder reads after it has named it; the first step reads a go token. As in
+    the papers (arXiv:1706.04972; Hierarchical Planner, ICLR 2018), except that
+
+    - attention compares by a dot product. Theirs, a small network for each pair of groups, costs a hyperbolic tangent
+      per pair and unit: most of a sample's time with 256 groups;
+    - each step of the decoder also reads the encoder's state of the group that it places. There, attention alone has
+      to find out which one that is.
+
+    Logits are `constant * tanh(logits / temperature)`, so that no device becomes certain early.
+    """
+
+    def __init__(self, features: int, devices: int, hidden: int, constant: float, temperature: float) -> None:
+        super().__init__()
+        self.constant, self.temperature, self.go = constant, temperature, devices
+        self.encoder = nn.LSTM(features, hidden // 2, bidirectional=True, batch_first=True)
+        self.device = nn.Embedding(devices + 1, hidden)
+        self.decoder = nn.LSTM(2 * hidden, hidden, batch_first=True)
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.head = nn.Linear(2 * hidden, devices)
+
+    def encode(self, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the decoder has of each of M sequences [M, G, F]: states [M, G, H] and its own first state, 2 x [M, H]."""
+        states, (hidden, cell) = self.encoder(groups)
+        return states, torch.cat(list(hidden), dim=1), torch.cat(list(cell), dim=1)
+
+    def sample(self, encoded: tuple[Tensor, Tensor, Tensor], may: Tensor, generator: torch.Generator) -> Tensor:
+        """[B, G] devices, of those that each group may use [B, G, D]."""
+        states, hidden, cell = encoded
+        # Adding Gumbel noise and taking the largest draws from a softmax; all noise at once saves a call per step.
+        noise = -torch.empty(may.shape).exponential_(generator=generator).log()
+        noise = noise.to(states.device).masked_fill(~may, _NEVER).unbind(1)
+        weights = [getattr(self.decoder, name) for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
+        last = torch.full((len(states),), self.go, device=states.device)
+        chosen = []
+        for state, extra in zip(states.unbind(1), noise, strict=True):
+            hidden, cell = torch.lstm_cell(torch.cat([state, self.device(last)], dim=1), (hidden, cell), *weights)
+            last = (self._logits(hidden[:, None], states)[:, 0] + extra).argmax(dim=1)
+            chosen.append(last)
+        return torch.stack(chosen, dim=1)
+
+    def score(self, encoded: tuple[Tensor, Tensor, Tensor], may: Tensor, devices: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probability [B], entropy [B]) of devices [B, G]: every step at once, as what was named is known."""
+        states, hidden, cell = encoded
+        before = torch.cat([torch.full_like(devices[:, :1], self.go), devices[:, :-1]], dim=1)
+        steps, _ = self.decoder(torch.cat([states, self.device(before)], dim=2), (hidden[None], cell[None]))
+        return score_devices(self._logits(steps, states), may, devices)
+
+    def _logits(self, steps: Tensor, states: Tensor) -> Tensor:
+        """[B, S, D] from the decoder's states [B, S, H]."""
+        seen = scaled_dot_product_attention(self.query(steps), states, states)
+        logits: Tensor = self.head(torch.cat([steps, seen], dim=2))
+        return self.constant * torch.tanh(logits / self.temperature)
+
+
+def score_devices(logits: Tensor, may: Tensor, devices: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability [B], entropy [B]), summed over the groups, of devices [B, G] under logits [B, G, D]."""
+    log_probability = logits.masked_fill(~may, _NEVER).log_softmax(dim=2)
+    entropy = -(log_probability.exp() * log_probability).sum(dim=(1, 2))
+    return log_probability.gather(2, devices[:, :, None]).sum(dim=(1, 2)), entropy

@@ -33,7 +33,9 @@ from placewise.report.table import describe_comparison, describe_import, describ
 from placewise.simulator import simulate
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["plan", "compare", "simulate", "explain", "export", "planners", "devices", "import", "profile", "zoo"]
+COMMANDS = [
+    "plan", "compare", "simulate", "check", "explain", "export", "planners", "devices", "import", "profile", "zoo",
+]  # fmt: skip
 ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
 
 
@@ -356,6 +358,15 @@ def test_explain(run, plan):
     assert max(facts["bound_parts"].values()) <= facts["value"]
     assert facts["bound_made_of"].keys() == facts["bound_parts"].keys()
     assert "| bound " in result.out
+
+
+def test_check(run, plan):
+    result = run("check", plan)
+    assert result.code == 0
+    assert_80_columns(result.out)
+    facts = json.loads(run("check", plan, "--json").out)
+    assert {finding["verdict"] for finding in facts["findings"]} <= {"holds", "on trust"}
+    assert {"placement", "value"} <= {finding["claim"] for finding in facts["findings"]}
 
 
 def test_explain_a_pipeline(run, problem):

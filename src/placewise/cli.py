@@ -427,6 +427,23 @@ def explain(
 
 
 @app.command()
+def check(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Work out again, without the simulator, what a plan claims: its value, its memory, its bound."""
+    from dataclasses import asdict
+
+    from placewise.certificate import check as findings_of
+    from placewise.report.table import describe_findings
+
+    found = _load(plan)
+    findings = findings_of(found)
+    print(_json(_plan_facts(found) | {"findings": [asdict(finding) for finding in findings]})
+          if as_json else describe_findings(found, findings))  # fmt: skip
+    wrong = [finding for finding in findings if finding.is_wrong]
+    if wrong:
+        raise InvalidInput(f"{plan}: {wrong[0].claim}: {wrong[0].verdict}")
+
+
+@app.command()
 def export(
     plan: PlanFile,
     to: Annotated[Literal["trace"], typer.Option(help="trace: Chrome JSON for ui.perfetto.dev.")],

@@ -32,6 +32,8 @@ _NODES: Final = 1_000  # of the first solve, where there is no clock; each has t
 
 
 def _compile(problem: Problem) -> None:
+    import ortools.math_opt.python.mathopt  # noqa: F401
+
     given = loads(problem)
     Annealer(given).walk(np.zeros(given.items, np.int32), 1.0, 1.0, 1.0, 1, 0)
 
@@ -59,6 +61,7 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
     if ctx.should_stop():
         return
     state = _State(problem, ctx, solver)
+    state.anneal(0.0)  # once: what it finds is often soon proved
     state.solve(_FIRST, heuristics=True)
     share, by_covers, effort = _SLICE, False, 0.5
     while not state.done():

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
+from placewise.certificate import Finding
 from placewise.cluster import Cluster
 from placewise.driver import Outcome
+from placewise.engines import Engine
 from placewise.machine import Figure, Machine
 from placewise.planners import PlannerInfo
 from placewise.plans import Plan
@@ -167,6 +169,24 @@ def fullest_device(timeline: Timeline) -> str:
         return f"{timeline.problem.cluster.device_names[d]} {format_bytes(float(timeline.peak[d]))}"
     d = max(limited, key=lambda d: timeline.peak[d] / capacity[d] if capacity[d] else 0.0)
     return f"{timeline.problem.cluster.device_names[d]} {_share(float(timeline.peak[d]), float(capacity[d]))}"
+
+
+# ---- certificate -----------------------------------------------------------------------------------------------------
+
+
+def describe_findings(plan: Plan, findings: Sequence[Finding]) -> str:
+    """What `placewise check` prints."""
+
+    def shown(finding: Finding, amount: float | None) -> str:
+        if amount is None:
+            return "-"
+        return format_bytes(amount) if finding.claim.startswith("memory of ") else format_seconds(amount)
+
+    rows = [
+        [finding.claim, shown(finding, finding.claimed), shown(finding, finding.found), finding.verdict]
+        for finding in findings
+    ]
+    return f"{headline(plan)}\n\n{table(['claim', 'claimed', 'found', 'verdict'], 'lrrl', rows)}"
 
 
 # ---- explanation -----------------------------------------------------------------------------------------------------

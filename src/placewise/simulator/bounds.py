@@ -46,13 +46,14 @@ class Bound:
 
     value: float
     parts: dict[str, float]
+    prices: tuple[Floats, Floats] | None = None  # behind the area: of time [phases, D], seconds per byte [D]
 
 
 def lower_bound(problem: Problem) -> Bound:
     """The bound of a problem, computed once."""
     if "bound" not in problem.derived:
-        parts = _parts(problem) if problem.num_ops else {}
-        problem.derived["bound"] = Bound(max(parts.values(), default=0.0), parts)
+        parts, prices = _parts(problem) if problem.num_ops else ({}, None)
+        problem.derived["bound"] = Bound(max(parts.values(), default=0.0), parts, prices)
     found: Bound = problem.derived["bound"]
     return found
 
@@ -77,13 +78,15 @@ def made_of(problem: Problem) -> dict[str, dict[str, float]]:
     return found
 
 
-def _parts(problem: Problem) -> dict[str, float]:
+def _parts(problem: Problem) -> tuple[dict[str, float], tuple[Floats, Floats] | None]:
+    """What each argument proves, and the prices behind the area."""
     work = _work(problem)
     if _overflows(work):
-        return {"memory": np.inf}
+        return {"memory": np.inf}, None
     if problem.objective == "completion":
-        return _completion_parts(problem, work)
-    parts = {"unit": float(work.alone().max()), "area": _area(work)}
+        return _completion_parts(problem, work), None
+    area, prices = _priced_area(work)
+    parts = {"unit": float(work.alone().max()), "area": area}
     if problem.objective == "latency":
         one_model = np.zeros_like(problem.graph.model)
         parts["path"] = float(_longest_path_through(problem, work, one_model).max())
@@ -93,7 +96,7 @@ def _parts(problem: Problem) -> dict[str, float]:
                 under_memory = max(under_memory, _paths_in_slots(problem, work))
             if under_memory > parts["path"]:
                 parts["path under memory"] = under_memory
-    return parts
+    return parts, prices
 
 
 def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
@@ -384,9 +387,15 @@ def _path_kernel(tensors, seconds, unit, model, producer, size, consumer_ptr, co
 
 
 def _area(work: _Work) -> float:
-    market = _market(work)
+    return _priced_area(work)[0]
+
+
+def _priced_area(work: _Work) -> tuple[float, tuple[Floats, Floats]]:
+    """What is proved, and the prices that prove it: of time, and in seconds per byte."""
+    market, phases = _market(work), len(work.seconds)
     price = market.best_price()
-    return float(market.proved(price, market.cheapest(price)[1].sum()))
+    byte = price[phases:].sum(axis=0) * market.seconds / max(float(work.resident.sum()), 1e-300)
+    return float(market.proved(price, market.cheapest(price)[1].sum())), (price[:phases], byte)
 
 
 def _overflows(work: _Work) -> bool:

@@ -1,0 +1,479 @@
+"""Checks a plan without the simulator: what it claims, worked out again from docs/execution-model.md in plain Python.
+
+The simulator and the bounds are compiled and clever; nothing here is either. What they found is taken as a witness and
+gone over: the timeline of a run must be one that the engine can execute, loads and bytes are added up anew, and the
+prices behind the area, which any would do for a proof, are charged to every unit again. Sums are exact (`fsum`). A
+bound that a planner proved by search has no short witness: it is said to be taken on trust.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+from typing import Any, Final
+
+import numpy as np
+
+from placewise.plans import Plan
+from placewise.problem import Problem
+from placewise.simulator.bounds import lower_bound
+from placewise.simulator.throughput import busy, throughput_loads
+
+_SAME: Final = 1e-9  # relative; what rounding may amount to
+TRUST: Final = "on trust"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim, and what became of it."""
+
+    claim: str
+    claimed: float | None  # seconds or bytes
+    found: float | None
+    verdict: str  # "holds", "on trust", or what is wrong
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the claim was refuted."""
+        return self.verdict not in ("holds", TRUST)
+
+
+class _Wrong(Exception):
+    """What cannot be."""
+
+
+def check(plan: Plan) -> list[Finding]:
+    """Go over everything that a plan claims."""
+    problem = plan.problem
+    found = [Finding("placement", None, None, _misplaced(plan) or "holds")]
+    if found[0].is_wrong:
+        return found
+    in_slots = problem.execution.concurrency == "slots"
+    measure = _pipeline if problem.objective == "throughput" else _slots if in_slots else _run
+    try:
+        value, bytes_held = measure(plan)
+    except _Wrong as wrong:
+        return [*found, Finding("value", plan.value, None, str(wrong)), *_bound(plan)]
+    same = math.isclose(value, plan.value, rel_tol=_SAME, abs_tol=1e-300)
+    found.append(Finding("value", plan.value, value, "holds" if same else "it comes to something else"))
+    for d, device in enumerate(problem.cluster.devices):
+        if math.isfinite(device.memory):
+            fits = bytes_held[d] <= device.memory * (1 + _SAME)
+            found.append(Finding(f"memory of {device.name}", device.memory, bytes_held[d],
+                                 "holds" if fits else "it holds more"))  # fmt: skip
+    return found + list(_bound(plan))
+
+
+# ---- the placement ---------------------------------------------------------------------------------------------------
+
+
+def _misplaced(plan: Plan) -> str:
+    problem, graph = plan.problem, plan.problem.graph
+    place, names = plan.placement.tolist(), plan.problem.cluster.device_names
+    pinned = {graph.op_index(op): device for op, device in problem.pins.items()}
+    home: dict[int, int] = {}
+    for op, d in enumerate(place):
+        if not math.isfinite(problem.costs.seconds[op, d]) or names[d] in problem.forbidden:
+            return f"op {graph.op_names[op]} may not run on {names[d]}"
+        if pinned.get(op, names[d]) != names[d]:
+            return f"op {graph.op_names[op]} is pinned elsewhere"
+        group = int(graph.group[op])
+        if group >= 0 and home.setdefault(group, d) != d:
+            return f"op {graph.op_names[op]} is apart from its group"
+    if problem.max_devices is not None and len(set(place)) > problem.max_devices:
+        return "too many devices"
+    if problem.contiguous and _depths(_flows(problem, place)) is None:
+        return "data flows back to a device that it has left"
+    return ""
+
+
+def _flows(problem: Problem, place: list[int]) -> dict[int, set[int]]:
+    """The devices that forward data flows to from each one."""
+    graph = problem.graph
+    flows: dict[int, set[int]] = {d: set() for d in range(problem.num_devices)}
+    for a, b in zip(graph.edge_producer.tolist(), graph.consumers.tolist(), strict=True):
+        if place[a] != place[b] and not graph.phase[a] and not graph.phase[b] and not graph.is_stored[a]:
+            flows[place[a]].add(place[b])
+    return flows
+
+
+def _depths(flows: dict[int, set[int]]) -> dict[int, int] | None:
+    """How many devices a flow passes at most from each one on; None where it goes in circles."""
+    depth: dict[int, int] = {}
+    while len(depth) < len(flows):
+        ends = [d for d in flows if d not in depth and flows[d] <= depth.keys()]
+        if not ends:
+            return None
+        depth |= {d: 1 + max((depth[e] for e in flows[d]), default=0) for d in ends}
+    return depth
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def _run(plan: Plan) -> tuple[float, list[float]]:
+    """(value, peak by device) of the timeline, as an execution of the plan."""
+    problem, graph, cluster = plan.problem, plan.problem.graph, plan.problem.cluster
+    timeline, execution, place = plan.timeline, plan.problem.execution, plan.placement.tolist()
+    start, finish, moving = timeline.start.tolist(), timeline.finish.tolist(), timeline.transfers
+    slack = _SAME * timeline.makespan
+    runs = [op for op in range(problem.num_ops) if not graph.is_stored[op]]
+    for op in runs:
+        if abs(finish[op] - start[op] - problem.seconds[op, place[op]]) > slack:
+            raise _Wrong(f"op {graph.op_names[op]} takes another time")
+    # Who is occupied when: devices by ops, channels by transfers; one at a time all over in a sequential engine.
+    occupied: dict[Any, list[tuple[float, float]]] = {}
+    alone = execution.concurrency == "sequential"
+    for op in runs:
+        occupied.setdefault("engine" if alone else place[op], []).append((start[op], finish[op]))
+    arrives: dict[tuple[int, int], tuple[float, float]] = {}
+    rows = zip(moving.tensor.tolist(), moving.source.tolist(), moving.target.tolist(), moving.reader.tolist(),
+               moving.start.tolist(), moving.finish.tolist(), strict=True)  # fmt: skip
+    for t, a, b, reader, begin, end in rows:
+        made = int(graph.tensor_producer[t])
+        takes = float(cluster.latency[a, b] + graph.tensor_bytes[t] * cluster.seconds_per_byte[a, b])
+        early = begin < (0.0 if graph.is_stored[made] else finish[made]) - slack
+        if a != place[made] or early or abs(end - begin - takes) > slack:
+            raise _Wrong(f"what {graph.op_names[made]} sends is not as it must be")
+        arrives[t, reader if execution.sends == "edge" else b] = begin, end
+        for channel in cluster.channels_of[a, b] if execution.contention == "channel" and not alone else ():
+            occupied.setdefault(("channel", channel), []).append((begin, end))
+        if alone:
+            occupied.setdefault("engine", []).append((begin, end))
+    for spans in occupied.values():
+        if any(second[0] < first[1] - slack for first, second in pairwise(sorted(spans))):
+            raise _Wrong("two things at a time where there is room for one")
+    for t, op in zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True):
+        made = int(graph.tensor_producer[t])
+        key = (t, op if execution.sends == "edge" else place[op])
+        there = (0.0, finish[made]) if place[made] == place[op] else arrives.get(key, (0.0, math.inf))
+        if start[op] < there[1] - slack:
+            raise _Wrong(f"op {graph.op_names[op]} starts before its inputs")
+    if plan.order is not None:
+        last = [0.0] * problem.num_devices
+        for op in [op for op in plan.order.tolist() if not graph.is_stored[op]]:
+            if start[op] < last[place[op]] - slack:
+                raise _Wrong("ops do not run in the plan's order")
+            last[place[op]] = start[op]
+    ends = [max((finish[op] for op in runs if graph.model[op] == m), default=0.0) for m in range(len(graph.models))]
+    value = fsum(ends) if problem.objective == "completion" else max(ends, default=0.0)
+    return value, _peaks(plan, arrives, start, finish)
+
+
+def _peaks(
+    plan: Plan, arrives: dict[tuple[int, int], tuple[float, float]], start: list[float], finish: list[float]
+) -> list[float]:
+    """[D] the most that is held at one instant."""
+    graph, place, execution = plan.problem.graph, plan.placement.tolist(), plan.problem.execution
+    base = _resident(plan)
+    if execution.memory == "static":
+        return base
+    events: list[list[tuple[float, int, float]]] = [[] for _ in base]  # (when, 1 if it begins, bytes)
+
+    def held(d: int, begin: float, end: float, size: float) -> None:
+        if end > begin:
+            events[d] += [(begin, 1, size), (end, 0, -size)]
+
+    for op, d in enumerate(place):
+        held(d, start[op], finish[op], float(graph.scratch[op]))
+    for t, made in enumerate(graph.tensor_producer.tolist()):
+        size = float(graph.tensor_bytes[t])
+        readers = graph.consumers[graph.consumer_ptr[t] : graph.consumer_ptr[t + 1]].tolist()
+        copies = {key: span for r in readers for key in [(t, r if execution.sends == "edge" else place[r])]
+                  if place[r] != place[made] and (span := arrives.get(key))}  # fmt: skip
+        for (_, key), (begin, _) in copies.items():
+            read = [key] if execution.sends == "edge" else [r for r in readers if place[r] == key]
+            held(place[read[0]], begin, max(finish[r] for r in read), size)
+        if not graph.is_stored[made]:
+            ends = [finish[r] for r in readers if place[r] == place[made]] + [end for _, end in copies.values()]
+            held(place[made], start[made], max(ends) if readers else math.inf, size)
+    return [base[d] + _highest(rows) for d, rows in enumerate(events)]
+
+
+def _highest(events: list[tuple[float, int, float]]) -> float:
+    """The most at one instant; what ends then makes room for what begins."""
+    now = most = 0.0
+    for _, _, change in sorted(events):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _resident(plan: Plan) -> list[float]:
+    """[D] bytes that are held for the whole run."""
+    graph = plan.problem.graph
+    held: list[list[float]] = [[] for _ in range(plan.problem.num_devices)]
+    for op, d in enumerate(plan.placement.tolist()):
+        held[d].append(float(graph.resident[op]))
+    for t, made in enumerate(graph.tensor_producer.tolist()):
+        if graph.is_stored[made]:
+            held[int(plan.placement[made])].append(float(graph.tensor_bytes[t]))
+    return [fsum(sizes) for sizes in held]
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+def _slots(plan: Plan) -> tuple[float, list[float]]:
+    """(value, bytes by device): pieces by their definition, each of which waits for all its inputs."""
+    problem, graph, cluster = plan.problem, plan.problem.graph, plan.problem.cluster
+    place, devices = plan.placement.tolist(), range(problem.num_devices)
+    pool = [not device.copies for device in cluster.devices]
+    runs = [op for op in graph.topological_order.tolist() if not graph.is_stored[op]]
+    inputs: dict[int, list[int]] = {op: [] for op in range(problem.num_ops)}
+    for a, b in zip(graph.edge_producer.tolist(), graph.consumers.tolist(), strict=True):
+        if not graph.is_stored[a]:
+            inputs[b].append(a)
+    # been[op][d]: the last piece of d that data on its way to the op was in, -1 if none.
+    been, piece = {op: [-1] * len(pool) for op in runs}, {}
+    for op in runs:
+        for d in devices:
+            been[op][d] = max((been[u][d] for u in inputs[op]), default=-1)
+        d = place[op]
+        if pool[d]:
+            piece[op] = (d, -1 - op)
+            continue
+        came_back = [been[u][d] + 1 for u in inputs[op] if place[u] != d and been[u][d] >= 0]
+        stayed = [piece[u][1] for u in inputs[op] if place[u] == d]
+        piece[op] = (d, max([0, *came_back, *stayed]))
+        been[op][d] = piece[op][1]
+        if piece[op][1] >= problem.execution.slots:
+            raise _Wrong(f"op {graph.op_names[op]} needs a slot too many")
+    takes: dict[tuple[int, int], list[float]] = {p: [] for p in piece.values()}
+    before: dict[tuple[int, int], set[tuple[int, int]]] = {p: set() for p in piece.values()}
+    for op in runs:
+        takes[piece[op]].append(float(problem.seconds[op, place[op]]))
+        before[piece[op]] |= {piece[u] for u in inputs[op]} - {piece[op]}
+    for d, k in takes:
+        before[d, k] |= {(e, j) for e, j in takes if e == d and 0 <= j < k}
+
+    def link(t: int, ends: list[tuple[int, int]]) -> float:
+        size = float(graph.tensor_bytes[t])
+        return max((float(cluster.latency[e] + size * cluster.seconds_per_byte[e]) for e in ends), default=0.0)
+
+    for t, made in enumerate(graph.tensor_producer.tolist()):
+        readers = graph.consumers[graph.consumer_ptr[t] : graph.consumer_ptr[t + 1]].tolist()
+        if graph.is_stored[made]:
+            to = {piece[r] for r in readers if place[r] != place[made]}
+        else:
+            to = {piece[r] for r in readers} - {piece[made]}
+            if to and not pool[place[made]]:
+                takes[piece[made]].append(link(t, [(place[made], e) for e in devices if e != place[made]]))
+        for p in to:
+            if not pool[p[0]]:
+                takes[p].append(link(t, [(e, p[0]) for e in devices if e != p[0]]))
+    finish: dict[tuple[int, int], float] = {}
+    while len(finish) < len(takes):
+        able = [p for p in takes if p not in finish and before[p] <= finish.keys()]
+        if not able:
+            raise _Wrong("pieces wait for each other in a circle")
+        finish |= {p: max((finish[q] for q in before[p]), default=0.0) + fsum(takes[p]) for p in able}
+    ends = [max((finish[piece[op]] for op in runs if graph.model[op] == m), default=0.0)
+            for m in range(len(graph.models))]  # fmt: skip
+    return fsum(ends) if problem.objective == "completion" else max(ends, default=0.0), _resident(plan)
+
+
+# ---- pipelines -------------------------------------------------------------------------------------------------------
+
+
+def _pipeline(plan: Plan) -> tuple[float, list[float]]:
+    """(time per sample, bytes by device); how many devices have a stage is the witness."""
+    problem, graph, cluster = plan.problem, plan.problem.graph, plan.problem.cluster
+    execution, place, devices = problem.execution, plan.placement.tolist(), range(problem.num_devices)
+    work: list[list[list[float]]] = [[[], []] for _ in devices]  # by device and phase
+    copies: list[list[list[float]]] = [[[], []] for _ in devices]
+    passed: list[list[list[float]]] = [[[], []] for _ in cluster.channels]
+    held: list[list[float]] = [[] for _ in devices]
+    kept: list[list[float]] = [[] for _ in devices]
+    trains = bool((graph.phase > 0).any())
+    for op, d in enumerate(place):
+        work[d][int(graph.phase[op] > 0)].append(float(problem.seconds[op, d]))
+    for t, made in enumerate(graph.tensor_producer.tolist()):
+        readers = graph.consumers[graph.consumer_ptr[t] : graph.consumer_ptr[t + 1]].tolist()
+        home, phase, size = place[made], int(graph.phase[made] > 0), float(graph.tensor_bytes[t])
+        stays = phase == 0 and not graph.is_stored[made]  # while the sample is in flight, if backward ops read it
+        reread = any(graph.phase[r] > 0 for r in readers)
+        if not graph.is_stored[made]:
+            held[home].append(size)
+        if stays and reread and not execution.recompute:
+            kept[home].append(size)
+        targets = [place[r] for r in readers if place[r] != home]
+        sent = [0.0]
+        for d in targets if execution.sends == "edge" else sorted(set(targets)):
+            sent.append(float(cluster.latency[home, d] + size * cluster.seconds_per_byte[home, d]))
+            copies[d][phase].append(sent[-1] * cluster.devices[d].copies)
+            held[d].append(size)
+            if stays and (reread or execution.recompute):
+                kept[d].append(size)
+            for channel in cluster.channels_of[home, d] if execution.contention == "channel" else ():
+                passed[channel][phase].append(sent[-1])
+        copies[home][phase].append((max(sent) if execution.staged else fsum(sent)) * cluster.devices[home].copies)
+    flight = trains and execution.in_flight == "pipeline"
+    if flight and execution.recompute:
+        for d in devices:
+            work[d][1] += work[d][0]
+    resident, depth = _resident(plan), _depths(_flows(problem, place)) or {}
+    bytes_held = list(resident)
+    if execution.memory == "live":
+        for d in devices:
+            samples = 1 if not flight else execution.microbatches if execution.pipeline == "gpipe" else depth.get(d, 1)
+            scratch = max((float(graph.scratch[op]) for op, at in enumerate(place) if at == d), default=0.0)
+            bytes_held[d] = fsum([resident[d], *held[d], (samples - 1) * fsum(kept[d]), scratch])
+    row = plan.placement[None]
+    count = busy(problem, row, *throughput_loads(problem, row)[:3])[2][0].tolist()
+    value = 0.0
+    for phases in [[0], [1]] if execution.pipeline == "gpipe" else [[0, 1]]:
+        loads = [fsum(seconds for p in phases for seconds in channel[p]) for channel in passed]
+        for d in set(place):
+            both = [fsum(seconds for p in phases for seconds in table[d][p]) for table in (work, copies)]
+            load = (max(both) if execution.overlap else sum(both)) / count[d]
+            if trains and 1 in phases and count[d] > 1:
+                other = next(e for e in devices if e != d and _twins(problem, d, e))
+                ring = 2 * (count[d] - 1) / count[d] * resident[d] * float(cluster.seconds_per_byte[d, other])
+                load += (ring + 2 * (count[d] - 1) * float(cluster.latency[d, other])) / execution.microbatches
+            loads.append(load)
+        value += max(loads, default=0.0)
+    if not _enough(problem, place, count):
+        raise _Wrong("there are not so many devices to share stages")
+    return value, bytes_held
+
+
+def _enough(problem: Problem, place: list[int], count: list[int]) -> bool:
+    """Whether there are so many devices like those that have stages."""
+    for d in set(place):
+        kind = [e for e in range(problem.num_devices) if e == d or _twins(problem, d, e)]
+        if sum(count[e] for e in kind if e in place) > len(kind):
+            return False
+    return sum(count[d] for d in set(place)) <= max(problem.max_devices or problem.num_devices, len(set(place)))
+
+
+def _twins(problem: Problem, a: int, b: int) -> bool:
+    """Whether two devices can change places."""
+    cluster, swap = problem.cluster, {a: b, b: a}
+    every = range(problem.num_devices)
+    return (
+        problem.seconds[:, a].tolist() == problem.seconds[:, b].tolist()
+        and (cluster.devices[a].memory, cluster.devices[a].copies)
+        == (cluster.devices[b].memory, cluster.devices[b].copies)
+        and all(table[c, d] == table[swap.get(c, c), swap.get(d, d)]
+                for table in (cluster.latency, cluster.seconds_per_byte) for c in every for d in every)
+    )  # fmt: skip
+
+
+# ---- the bound -------------------------------------------------------------------------------------------------------
+
+
+def _bound(plan: Plan) -> Iterator[Finding]:
+    """The ingredients that can be worked out again, and what the plan makes of them."""
+    problem, again = plan.problem, {}
+    if problem.num_ops and problem.objective != "completion":
+        bound = lower_bound(problem)
+        again["unit"] = _unit(problem)
+        if bound.prices is not None:
+            again["area"] = _area(problem, *bound.prices)
+        if "path" in bound.parts and problem.execution.concurrency != "slots":
+            again["path"] = _path(problem)
+        for name, seconds in again.items():
+            good = bound.parts[name] <= seconds * (1 + _SAME)
+            yield Finding(f"bound: {name}", bound.parts[name], seconds, "holds" if good else "it proves less")
+    shown = max(again.values(), default=0.0)
+    if plan.lower_bound > plan.value * (1 + _SAME):
+        yield Finding("bound", plan.lower_bound, plan.value, "the plan itself is below it")
+    elif plan.lower_bound <= shown * (1 + _SAME):
+        yield Finding("bound", plan.lower_bound, shown, "holds")
+    else:
+        yield Finding(f"bound: by {plan.proved_by or 'other arguments'}", plan.lower_bound, None, TRUST)
+
+
+def _fits(problem: Problem, unit: list[int]) -> list[int]:
+    """The devices where a unit may run and has room."""
+    need = fsum(float(problem.graph.resident_bytes[op]) for op in unit)
+    return [d for d in range(problem.num_devices)
+            if all(math.isfinite(problem.seconds[op, d]) for op in unit)
+            and need <= problem.capacity[d] * (1 + _SAME)]  # fmt: skip
+
+
+def _units(problem: Problem) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for op in range(problem.num_ops):
+        group = int(problem.graph.group[op])
+        found.setdefault(group + problem.num_ops if group >= 0 else op, []).append(op)
+    return list(found.values())
+
+
+def _counts(problem: Problem, op: int, d: int) -> float:
+    """Seconds of an op that count where one thing is done at a time; pools of a machine with slots do all at once."""
+    in_pool = problem.execution.concurrency == "slots" and not problem.cluster.devices[d].copies
+    return 0.0 if in_pool else float(problem.seconds[op, d])
+
+
+def _unit(problem: Problem) -> float:
+    """The longest that some unit takes where it is fastest, shared by all devices like it if they may repeat it."""
+    most = problem.max_devices or problem.num_devices
+    every = range(problem.num_devices)
+    many = problem.objective == "throughput" and problem.execution.replicate
+    alike = [min(most, sum(e == d or _twins(problem, d, e) for e in every)) if many else 1 for d in every]
+    return max(
+        min((fsum(_counts(problem, op, d) for op in unit) / alike[d] for d in _fits(problem, unit)), default=math.inf)
+        for unit in _units(problem)
+    )
+
+
+def _area(problem: Problem, time: Any, byte: Any) -> float:
+    """What prices prove: the busiest device has at least the mean load at weights that add up to one, and no plan has
+    more bytes on a device than fit, so that bytes, at any price, may be charged to it if its memory is credited.
+    """
+    graph, every = problem.graph, range(problem.num_devices)
+    sequential = problem.execution.concurrency == "sequential"
+    good = (time >= 0).all() and (byte >= 0).all() and not byte[~np.isfinite(problem.capacity)].any()
+    sums = np.ones_like(time) == time if sequential else np.isclose(time.sum(axis=1), 1.0, rtol=0, atol=1e-12)
+    if not good or not sums.all():
+        return 0.0
+    phase = [int(p > 0) if len(time) > 1 else 0 for p in graph.phase.tolist()]
+    cheapest = []
+    for unit in _units(problem):
+        size = fsum(float(graph.resident_bytes[op]) for op in unit)
+        prices = [fsum([*(time[phase[op], d] * _counts(problem, op, d) for op in unit), byte[d] * size])
+                  for d in _fits(problem, unit)]  # fmt: skip
+        cheapest.append(min(prices, default=math.inf))
+    worth = [byte[d] * problem.capacity[d] for d in every if byte[d] > 0]
+    return max(0.0, fsum(cheapest) - fsum(worth))
+
+
+def _path(problem: Problem) -> float:
+    """The longest chain of ops, each on its best device, with every change of device paid for."""
+    graph, cluster, every = problem.graph, problem.cluster, range(problem.num_devices)
+    unit = {op: (i, _fits(problem, ops)) for i, ops in enumerate(_units(problem)) for op in ops}
+    reads: dict[int, list[int]] = {op: [] for op in range(problem.num_ops)}
+    for t, op in zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True):
+        reads[op].append(t)
+    written: dict[int, list[tuple[int, int]]] = {op: [] for op in range(problem.num_ops)}
+    for op, tensors in reads.items():
+        for t in tensors:
+            written[int(graph.tensor_producer[t])].append((t, op))
+
+    def moves(t: int, a: int, b: int) -> float:
+        return float(cluster.latency[a, b] + graph.tensor_bytes[t] * cluster.seconds_per_byte[a, b]) if a != b else 0.0
+
+    order = graph.topological_order.tolist()
+    ready: dict[tuple[int, int], float] = {}  # the earliest start of an op on a device
+    for op in order:
+        for d in unit[op][1]:
+            ready[op, d] = max(
+                (min(ready[u, a] + problem.seconds[u, a] + moves(t, a, d)
+                     for a in unit[u][1] if unit[u][0] != unit[op][0] or a == d)
+                 for t in reads[op] for u in [int(graph.tensor_producer[t])]), default=0.0)  # fmt: skip
+    rest: dict[tuple[int, int], float] = {}  # the least time from the end of an op on a device
+    for op in reversed(order):
+        for d in unit[op][1]:
+            rest[op, d] = max(
+                (min(moves(t, d, b) + problem.seconds[r, b] + rest[r, b]
+                     for b in unit[r][1] if unit[r][0] != unit[op][0] or b == d)
+                 for t, r in written[op]), default=0.0)  # fmt: skip
+    through = [
+        min(ready[op, d] + problem.seconds[op, d] + rest[op, d] for d in every if (op, d) in ready) for op in order
+    ]
+    return float(max(through, default=0.0))

@@ -131,7 +131,7 @@ class _State:
         ctx, until = self._ctx, self._ctx.seconds + share * self._budget
         while ctx.best is not None and not self.done():
             self._anneal()
-            if ctx.seconds >= until or until == math.inf:
+            if not ctx.seconds < until < math.inf:  # no share of an endless time is a number
                 return
 
     def _anneal(self) -> None:

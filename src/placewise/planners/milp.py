@@ -61,7 +61,7 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
     if ctx.should_stop():
         return
     state = _State(problem, ctx, solver)
-    state.anneal(0.0)  # once: what it finds is often soon proved
+    state.anneal_once()  # what it finds is often soon proved
     state.solve(_FIRST, heuristics=True)
     share, by_covers, effort = _SLICE, False, 0.5
     while not state.done():
@@ -130,13 +130,15 @@ class _State:
         """Anneal for a share of the budget, each time from the best plan to a target between it and the bound."""
         ctx, until = self._ctx, self._ctx.seconds + share * self._budget
         while ctx.best is not None and not self.done():
-            self._anneal()
+            self.anneal_once()
             if not ctx.seconds < until < math.inf:  # no share of an endless time is a number
                 return
 
-    def _anneal(self) -> None:
+    def anneal_once(self) -> None:
+        """Anneal from the best plan, if there is one."""
         ctx, rng, given = self._ctx, self._ctx.rng, self._given
-        assert ctx.best is not None
+        if ctx.best is None:
+            return
         device, value = given.devices(ctx.best[0]), ctx.best_value
         target = value - rng.uniform(0.3, 0.9) * (value - ctx.lower_bound)
         hot, fall = value * 10 ** rng.uniform(-2.0, -0.9), 10 ** rng.uniform(-3.0, -2.0)

@@ -1,0 +1,145 @@
+"""Exact planners beside brute force: random small problems of each objective and option, every one tried out in full.
+
+    python bench/agreement.py --count 1000
+    python bench/agreement.py --only milp
+
+A problem has 5 to 7 ops on 2 to 4 devices, and some of everything: groups, pins, limits of memory, links that differ,
+several outputs and readers. `same` counts plans whose value is the best of all placements (and orders, for cpsat and
+series); `true` counts bounds that are not above the best, `proved` those that meet the plan's value, and `checked`
+plans of which placewise.certificate refutes nothing. Brute force judges placements with the simulator, which
+tests/reference.py equals bit for bit. Problems are drawn as in the tests, with other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness import main, progress
+from placewise import Budget, NoFeasiblePlan, Problem, Unsupported, plan
+from placewise.certificate import check
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+import test_cpsat
+import test_ideals
+import test_milp
+import test_min_cut
+import test_replication
+import test_series
+import test_slots
+from oracles import brute_force
+
+Draw = Callable[[int], Problem | None]
+FIRST = 1_000_000  # seed; above all that tests use
+
+
+def intervals(seed: int, *, equal: bool) -> Problem:
+    rng = np.random.default_rng(seed)
+    problem = test_ideals.pipeline(rng)
+    return test_ideals.with_equal_links(rng, problem) if equal else problem
+
+
+def in_stages(seed: int, *, option: str) -> Problem:
+    return test_replication.step(np.random.default_rng(seed), **test_replication.OPTIONS[option])
+
+
+def anything(seed: int) -> Problem:
+    settings = test_milp.SETTINGS[seed % len(test_milp.SETTINGS)]
+    return test_milp.small(seed, settings, constrained=seed % 3 == 0, integers=seed % 5 > 0)
+
+
+def in_slots(seed: int) -> Problem | None:
+    problem, _ = test_slots.random_slots(seed, max_ops=6, max_devices=3, constrained=True, most_slots=1)
+    return None if problem.contiguous or problem.max_devices else problem
+
+
+def in_time(seed: int, *, objective: str) -> Problem:
+    return test_cpsat.drawn(2 * seed + (objective == "completion"))
+
+
+def blocks(seed: int) -> Problem | None:
+    problem = test_series.in_series(np.random.default_rng(seed), blocks=2, width=2, devices=2, groups=seed % 4 == 0)
+    return problem if problem.num_ops <= 6 else None
+
+
+def one_by_one(seed: int) -> Problem | None:
+    return test_min_cut.sequential(seed, devices=2)
+
+
+#: What is asked, of whom, with which options.
+CASES: list[tuple[str, str, dict[str, Any], Draw]] = [
+    ("intervals, equal links", "ideals", {}, partial(intervals, equal=True)),
+    ("intervals, any links", "ideals", {}, partial(intervals, equal=False)),
+    *((f"stages, {option}", "ideals", {}, partial(in_stages, option=option)) for option in test_replication.OPTIONS),
+    ("throughput", "milp", {"solver": "highs"}, anything),
+    ("throughput", "milp", {"solver": "cpsat"}, anything),
+    ("slots", "slot-milp", {"solver": "highs"}, in_slots),
+    ("slots", "slot-milp", {"solver": "cpsat"}, in_slots),
+    ("latency", "cpsat", {}, partial(in_time, objective="latency")),
+    ("completion", "cpsat", {}, partial(in_time, objective="completion")),
+    ("latency, in series", "series", {}, blocks),
+    ("latency, sequential", "min-cut", {}, one_by_one),
+]
+#: Evaluations, for planners that go on as long as they may.
+BUDGETS = {"milp": 20_000, "slot-milp": 100, "cpsat": 200_000, "series": 400_000}
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for asked, planner, settings, draw in CASES:
+        title = f"{planner} {settings['solver']}" if settings else planner
+        if options.only in f"{asked}: {title}":
+            rows.append({"problem": asked, "planner": title} | tally(draw, planner, settings, options.count))
+            progress(" ".join(map(str, rows[-1].values())))
+    return rows
+
+
+def tally(draw: Draw, planner: str, settings: dict[str, Any], count: int) -> dict[str, int]:
+    met = dict.fromkeys(("problems", "feasible", "same", "true", "proved", "checked"), 0)
+    budget = Budget(evaluations=BUDGETS.get(planner))
+    for problem in problems(draw, count):
+        timed = planner in ("cpsat", "series")
+        best = test_cpsat.the_best(problem) if timed else brute_force(problem)[0] if problem.num_ops else 0.0
+        met["problems"] += 1
+        try:
+            found = plan(problem, planner, budget=budget, options=settings)
+        except NoFeasiblePlan:
+            met["feasible"] += math.isfinite(best)
+            continue
+        except Unsupported:
+            met["problems"] -= 1
+            continue
+        met["feasible"] += 1
+        met["same"] += math.isclose(found.value, best, rel_tol=1e-5 if settings else 1e-9, abs_tol=1e-12)
+        met["true"] += found.lower_bound <= best * (1 + 1e-9)
+        met["proved"] += found.gap <= (1e-4 if settings else 2e-9)
+        met["checked"] += not any(finding.is_wrong for finding in check(found))
+    return met
+
+
+def problems(draw: Draw, count: int) -> Iterator[Problem]:
+    """The first so many that are of the kind."""
+    seed = FIRST
+    while count:
+        problem = draw(seed)
+        seed += 1
+        if problem is not None:
+            count -= 1
+            yield replace(problem)  # nothing is known of it yet
+
+
+if __name__ == "__main__":
+    main(
+        "Exact planners beside brute force",
+        measure,
+        count={"type": int, "default": 1000, "help": "problems of each kind"},
+        only={"default": "", "help": "cases whose text has this in it"},
+    )

@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from placewise.graph import Floats
@@ -97,27 +98,44 @@ def costs(groups: Groups) -> Floats:
 
 
 def fractal_dimension(groups: Groups) -> Floats:
-    """The slope of log(groups within r hops) on log(r), over the undirected graph (HSDAG's equation 4)."""
+    """The slope of log(groups within r hops) on log(r), over the undirected graph (HSDAG's equation 4).
+
+    A group stops counting at its own radius: beyond, the ball is the whole component and the slope would be zero.
+    """
     source, target, _ = groups.edges
-    near = np.zeros((groups.count, groups.count), np.float32)
-    near[source, target] = near[target, source] = 1.0
-    reached = np.eye(groups.count, dtype=np.float32)
-    ball: list[NDArray[np.float32]] = []
-    while len(ball) < groups.count:
-        wider = np.minimum(reached + reached @ near, 1.0)
-        if (wider == reached).all():
-            break
-        ball.append(wider.sum(axis=1))
-        reached = wider
-    # A group stops counting at its own radius: beyond, the ball is the whole component and the slope would be zero.
-    counts = np.array(ball, np.float64).reshape(-1, groups.count)
-    slope = np.zeros(groups.count)
-    for group in range(groups.count):
-        radius = int(np.searchsorted(counts[:, group], counts[-1, group])) + 1 if len(counts) else 0
-        if radius >= 2:
-            x, y = np.log(np.arange(1, radius + 1)), np.log(counts[:radius, group])
-            slope[group] = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    ends, others = np.concatenate([source, target]), np.concatenate([target, source])
+    start = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=groups.count))])
+    slope: Floats = _slopes(start, others[np.argsort(ends, kind="stable")])
     return slope[:, None]
+
+
+@njit(cache=True, nogil=True)
+def _slopes(start, near):  # type: ignore[no-untyped-def]
+    nodes = len(start) - 1
+    slope, seen, queue = np.zeros(nodes), np.full(nodes, -1), np.empty(nodes, np.int64)
+    for i in range(nodes):
+        queue[0], seen[i] = i, i
+        begin, end, radius = 0, 1, 0
+        x = y = xx = xy = 0.0
+        while True:
+            size = end
+            for k in range(begin, size):
+                for e in range(start[queue[k]], start[queue[k] + 1]):
+                    if seen[near[e]] != i:
+                        seen[near[e]] = i
+                        queue[end] = near[e]
+                        end += 1
+            if end == size:
+                break
+            begin, radius = size, radius + 1
+            log_radius, log_size = np.log(radius), np.log(end)
+            x += log_radius
+            y += log_size
+            xx += log_radius**2
+            xy += log_radius * log_size
+        if radius >= 2:
+            slope[i] = (radius * xy - x * y) / (radius * xx - x * x)
+    return slope
 
 
 def _shares(groups: Groups, of_op: NDArray[np.int64], width: int | None = None) -> Floats:

@@ -34,7 +34,8 @@ from placewise.simulator import simulate
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [
-    "plan", "compare", "simulate", "check", "explain", "export", "planners", "devices", "import", "profile", "zoo",
+    "plan", "compare", "simulate", "check", "explain", "export", "engines", "planners", "devices", "import", "profile",
+    "zoo",
 ]  # fmt: skip
 ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
 
@@ -562,7 +563,7 @@ def test_wrong_usage_exits_with_2(run, args):
     result = run(*args)
     assert result.code == 2
     assert result.out == ""
-    assert "Error" in result.err
+    assert "rror" in result.err
 
 
 def test_an_unknown_op_is_named(run, plan):

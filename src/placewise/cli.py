@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from placewise import measure
     from placewise.driver import Budget, Progress
     from placewise.graph import Graph
+    from placewise.learned import training
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
 
@@ -139,6 +141,12 @@ def _complete_planner(incomplete: str) -> list[str]:
     return [name for name in planners.available() if name.startswith(incomplete)]
 
 
+def _complete_engine(incomplete: str) -> list[str]:
+    from placewise import engines
+
+    return [name for name in (*engines.available(), "trace") if name.startswith(incomplete)]
+
+
 # ---- what to plan ----------------------------------------------------------------------------------------------------
 
 Model = Annotated[
@@ -186,10 +194,18 @@ def _problem(
         bool, typer.Option("--place-parameters", help="Weights may live elsewhere than their ops (offloading).")
     ] = False,
     execution: Settings = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Only what this engine can be told, executed as it does; see `placewise engines`.",
+            autocompletion=_complete_engine,
+        ),
+    ] = None,
 ) -> "Problem":
     """The problem that the options describe; what is not given is as the file has it."""
     from dataclasses import replace
 
+    from placewise import engines
     from placewise.files import load_problem
 
     limits = _pairs(max_memory.split(",") if max_memory else [], "--max-memory")
@@ -207,6 +223,8 @@ def _problem(
             },
             place_parameters=place_parameters,
         )
+    if engine is not None:
+        problem = engines.get(engine).fit(problem)
     return replace(problem, execution=_execution(problem.execution, execution)) if execution else problem
 
 
@@ -395,6 +413,23 @@ def simulate(plan: PlanFile, execution: Settings = None, as_json: AsJson = False
 
 
 @app.command()
+def check(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Work out again, without the simulator, what a plan claims: its value, its memory, its bound."""
+    from dataclasses import asdict
+
+    from placewise.certificate import check as findings_of
+    from placewise.report.table import describe_findings
+
+    found = _load(plan)
+    findings = findings_of(found)
+    print(_json(_plan_facts(found) | {"findings": [asdict(finding) for finding in findings]})
+          if as_json else describe_findings(found, findings))  # fmt: skip
+    wrong = [finding for finding in findings if finding.is_wrong]
+    if wrong:
+        raise InvalidInput(f"{plan}: {wrong[0].claim}: {wrong[0].verdict}")
+
+
+@app.command()
 def explain(
     plan: PlanFile,
     op: Annotated[str | None, typer.Option(metavar="NAME", help="What would each device give for this op?")] = None,
@@ -427,38 +462,45 @@ def explain(
 
 
 @app.command()
-def check(plan: PlanFile, as_json: AsJson = False) -> None:
-    """Work out again, without the simulator, what a plan claims: its value, its memory, its bound."""
-    from dataclasses import asdict
-
-    from placewise.certificate import check as findings_of
-    from placewise.report.table import describe_findings
-
-    found = _load(plan)
-    findings = findings_of(found)
-    print(_json(_plan_facts(found) | {"findings": [asdict(finding) for finding in findings]})
-          if as_json else describe_findings(found, findings))  # fmt: skip
-    wrong = [finding for finding in findings if finding.is_wrong]
-    if wrong:
-        raise InvalidInput(f"{plan}: {wrong[0].claim}: {wrong[0].verdict}")
-
-
-@app.command()
 def export(
     plan: PlanFile,
-    to: Annotated[Literal["trace"], typer.Option(help="trace: Chrome JSON for ui.perfetto.dev.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="ENGINE",
+            help="An engine (see `placewise engines`), or trace: Chrome JSON for ui.perfetto.dev.",
+            autocompletion=_complete_engine,
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="Where to write it; stdout by default.")] = None,
 ) -> None:
-    """Write a plan in the form that another program reads."""
+    """Write a plan in the form that another program reads: its config alone to stdout."""
+    from placewise import engines
+    from placewise.engines.cut import describe_cut
     from placewise.files import write_text
     from placewise.report.trace import to_trace
 
-    text = to_trace(_load(plan))
+    write = to_trace if to == "trace" else engines.get(to).export
+    found = _load(plan)
+    text = write(found)
+    if to != "trace":
+        _say(describe_cut(found))
     if out is None:
         sys.stdout.write(text)
     else:
         write_text(out, text)
         _say(f"wrote {out}")
+
+
+@app.command("engines")
+def list_engines(as_json: AsJson = False) -> None:
+    """List the engines that a plan can be made for and handed to."""
+    from placewise import engines
+    from placewise.report.table import describe_engines
+
+    known = engines.available()
+    rows = [{"engine": name, "exports": found.summary} for name, found in known.items()]
+    print(_json({"engines": rows}) if as_json else describe_engines(known))
 
 
 @app.command()
@@ -486,6 +528,65 @@ def planners(
         row = {"planner": name, "summary": info.summary, "objectives": sorted(info.objectives), "options": options}
         rows.append(row | ({"applies": why_not[name] is None, "reason": why_not[name]} if why_not else {}))
     print(_json({"planners": rows}))
+
+
+@app.command()
+def train(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="placeto, colocrl, hierarchical or hsdag.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="What to learn from; for placeto generated graphs by default.",
+            autocompletion=_complete_model,
+        ),
+    ] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster", help="A box for all models, or one for each in turn.", autocompletion=_complete_cluster
+        ),
+    ] = None,
+    objective: Goal = None,
+    evaluations: Annotated[int, typer.Option(help="Placements to simulate in all.")] = 100_000,
+    out: Annotated[Path, typer.Option(help="Where to write the policy.")] = Path("policy.safetensors"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="Begin with the weights of this policy.")] = None,
+    logs: Annotated[Path | None, typer.Option(metavar="DIR", help="Logs for TensorBoard.")] = None,
+    seed: Seed = 0,
+    option: Annotated[
+        list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="An option of the planner.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a policy; it is written every few seconds, and --resume goes on where it was ended."""
+    from dataclasses import asdict
+
+    from placewise import planners
+    from placewise.learned import training
+    from placewise.report.table import describe_training
+
+    _check_writable(out)
+    names, boxes = models or [], cluster or []
+    if len(boxes) > 1 and len(boxes) != len(names):
+        raise InvalidInput(f"--cluster: {len(boxes)} boxes for {len(names)} models; name one, or one for each")
+    if boxes and not names:
+        raise InvalidInput("--cluster: there is no model to place on it")
+    problems = [
+        _problem(name, box, objective)
+        for name, box in zip(names, boxes if len(boxes) > 1 else [*boxes, None][:1] * len(names), strict=True)
+    ]
+    options = planners.parse_options(training.checked(method), option or [])
+    with _training() as show:
+        found = training.train(
+            method, problems, out, evaluations=evaluations, seed=seed, resume=resume, policy=policy, logs=logs,
+            options=options, on_progress=show,
+        )  # fmt: skip
+    facts = asdict(found) | {"method": method, "policy": str(out)}
+    print(_json(facts) if as_json else describe_training(facts), flush=True)
+    _say(f"wrote {out}")
+    if not found.finished:
+        _stop("--resume goes on from here")
 
 
 @app.command("import")
@@ -643,6 +744,35 @@ def _progress() -> Iterator["Callable[[Progress], None] | None"]:
             f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
             f"  bound {format_seconds(p.lower_bound)}  {p.detail}"
         )
+
+
+@contextmanager
+def _training() -> Iterator["Callable[[training.Progress], None] | None"]:
+    """A line on the terminal that says how far a training is; where stderr is not one, a line now and then."""
+    from rich.console import Console
+
+    from placewise.quantities import format_seconds
+
+    def line(now: "training.Progress") -> str:
+        best, mean = ((f"{x:.3f}" if now.relative else format_seconds(x)) for x in (now.best, now.mean))
+        of = " of the start" if now.relative else ""
+        return (
+            f"update {now.updates:,}  {now.evaluations:,} evaluations  {now.per_second:,.0f}/s"
+            f"  best {best}  mean {mean}{of}"
+        )
+
+    if sys.stderr.isatty():
+        with Console(stderr=True).status("training") as status:
+            yield lambda now: status.update(line(now))
+        return
+    said = [time.monotonic()]
+
+    def say(now: "training.Progress") -> None:
+        if time.monotonic() - said[0] > 30.0:
+            said[0] = time.monotonic()
+            _say(line(now))
+
+    yield say
 
 
 @contextmanager

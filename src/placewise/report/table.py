@@ -338,6 +338,15 @@ def describe_planners(infos: Mapping[str, PlannerInfo], why_not: Mapping[str, st
     return "\n".join(blocks)
 
 
+def describe_engines(known: Mapping[str, Engine]) -> str:
+    """What `placewise engines` prints."""
+    blocks = (
+        "\n".join([name, fill(found.summary, WIDTH, initial_indent="  ", subsequent_indent="  ")])
+        for name, found in known.items()
+    )
+    return "\n".join(blocks)
+
+
 # ---- what is bundled -------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +394,16 @@ def describe_import(facts: Mapping[str, Any]) -> str:
     return wrapped(
         f"{facts['model']}: {facts['ops']:,} ops, {_count(facts['parameters']).rstrip()} parameters, "
         f"{_count(facts['flops'])}FLOP, {format_bytes(facts['bytes'])} of weights{state}."
+    )
+
+
+def describe_training(facts: Mapping[str, Any]) -> str:
+    """What `placewise train` prints."""
+    best, mean = (f"{x:.3f}" if facts["relative"] else format_seconds(x) for x in (facts["best"], facts["mean"]))
+    of = ", as shares of the time at the start of an episode" if facts["relative"] else ""
+    return wrapped(
+        f"{facts['method']}: {facts['updates']:,} updates, {facts['evaluations']:,} evaluations, "
+        f"{facts['per_second']:,.0f} per second; best {best}, mean of the last update {mean}{of}."
     )
 
 

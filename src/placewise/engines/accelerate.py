@@ -1,0 +1,54 @@
+"""Hugging Face accelerate and transformers: a device for each module."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from placewise.costs import Costs
+from placewise.engines import engine
+from placewise.engines.pieces import device_of_pieces, pieces, tied, together
+from placewise.engines.ranks import accelerator_number
+from placewise.errors import Unsupported
+from placewise.plans import Plan
+from placewise.problem import Problem
+
+#: What the weights of a model may take of all accelerators before some are left in host memory.
+_FULL = 0.95
+
+
+def whole_modules(problem: Problem) -> Problem:
+    """Modules run one after the other, each where its weights are; on a CPU only if there is no accelerator.
+
+    accelerate keeps layers whole and tied weights together. What it calls "cpu" is kept in host memory and computed on
+    an accelerator, so a plan has no op on the CPU; a model whose weights do not fit is not for this export.
+    """
+    devices = problem.cluster.devices
+    hosts = [device.kind == "cpu" for device in devices]
+    if not all(hosts):
+        room = sum(device.memory for device, host in zip(devices, hosts, strict=True) if not host)
+        if problem.graph.resident_bytes.sum() > _FULL * room:
+            raise Unsupported(
+                f"the weights of {problem.graph.name!r:.60} do not fit the accelerators, and what accelerate leaves in "
+                "host memory it copies for each use: plan with --engine llama.cpp, or with more accelerators"
+            )
+        seconds = np.where(np.array(hosts)[None, :] & ~problem.graph.is_stored[:, None], np.inf, problem.costs.seconds)
+        problem = replace(problem, costs=Costs.create(seconds, problem.costs.label))
+    found = pieces(problem.graph)
+    labels = tied(problem.graph, found)
+    execution = replace(problem.execution, concurrency="sequential")
+    return replace(together(problem, labels), execution=execution)
+
+
+@engine("accelerate", fit=whole_modules)
+def accelerate(plan: Plan) -> str:
+    """JSON for `device_map` of `from_pretrained`, or of `accelerate.dispatch_model`."""
+    cluster, found = plan.problem.cluster, pieces(plan.problem.graph)
+    devices = device_of_pieces(plan, found, "accelerate")
+    places: dict[str, int | str] = {}
+    for name, device in zip(found.names, devices, strict=True):
+        host = cluster.devices[device].kind == "cpu"
+        places[name] = "cpu" if host else accelerator_number(cluster, device)
+    return json.dumps(places, indent=1) + "\n"

@@ -1,0 +1,15 @@
+"""Megatron-Core: a layout of embedding, layers and loss over the ranks of a pipeline."""
+
+from __future__ import annotations
+
+from placewise.engines import engine
+from placewise.engines.ranks import ranks, whole_layers
+from placewise.plans import Plan
+
+
+@engine("megatron", fit=whole_layers)
+def megatron(plan: Plan) -> str:
+    """Arguments with --pipeline-model-parallel-layout (E embedding, t layer, L loss; megatron-core 0.13 and later)."""
+    parts = [f"t*{len(stage.layers)}" for stage in ranks(plan, "megatron")]
+    layout = "E" + "|".join(parts) + ",L"
+    return f'--pipeline-model-parallel-size {len(parts)} --pipeline-model-parallel-layout "{layout}"\n'

@@ -1,0 +1,15 @@
+"""SGLang: layers per rank of a pipeline."""
+
+from __future__ import annotations
+
+from placewise.engines import engine
+from placewise.engines.ranks import counts, ranks, visible, whole_layers
+from placewise.plans import Plan
+
+
+@engine("sglang", fit=whole_layers)
+def sglang(plan: Plan) -> str:
+    """A command line with SGLANG_PP_LAYER_PARTITION, for `sglang.launch_server`."""
+    stages = ranks(plan, "sglang")
+    settings = f"{visible(plan, stages)} SGLANG_PP_LAYER_PARTITION={counts(stages)}"
+    return f'{settings} python -m sglang.launch_server --model-path "$MODEL" --pp-size {len(stages)}\n'

@@ -1,0 +1,15 @@
+"""TensorRT-LLM: layers per rank of a pipeline."""
+
+from __future__ import annotations
+
+from placewise.engines import engine
+from placewise.engines.ranks import ranks, whole_layers
+from placewise.plans import Plan
+
+
+@engine("tensorrt-llm", fit=whole_layers)
+def tensorrt_llm(plan: Plan) -> str:
+    """YAML with pp_partition, for the LLM API or `trtllm-serve --extra_llm_api_options` (since November 2025)."""
+    stages = ranks(plan, "tensorrt-llm")
+    layers = ", ".join(str(len(stage.layers)) for stage in stages)
+    return f"pipeline_parallel_size: {len(stages)}\npp_partition: [{layers}]\n"

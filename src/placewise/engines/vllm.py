@@ -1,0 +1,19 @@
+"""vLLM: layers per rank of a pipeline."""
+
+from __future__ import annotations
+
+from placewise.engines import engine
+from placewise.engines.ranks import counts, ranks, visible, whole_layers
+from placewise.plans import Plan
+
+
+@engine("vllm", fit=whole_layers)
+def vllm(plan: Plan) -> str:
+    """A command line with VLLM_PP_LAYER_PARTITION, for `vllm serve`.
+
+    vLLM refuses a list whose length is not the pipeline's size or whose sum is not the number of layers
+    (`get_pp_indices` in vllm/distributed/utils.py).
+    """
+    stages = ranks(plan, "vllm")
+    settings = f"{visible(plan, stages)} VLLM_PP_LAYER_PARTITION={counts(stages)}"
+    return f'{settings} vllm serve "$MODEL" --pipeline-parallel-size {len(stages)}\n'

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placewise import Budget, Problem, engines, plan, zoo
+from placewise.cluster import Device, full_mesh
+from placewise.engines.cut import cut, describe_cut
+from placewise.engines.pieces import pieces
+from placewise.engines.ranks import ranks
+from placewise.errors import InvalidInput, Unsupported
+from placewise.plans import Plan
+from placewise.simulator import evaluate, violations
+
+RANKED = ("vllm", "sglang", "tensorrt-llm", "megatron", "torchtitan", "deepspeed")
+
+
+def box(*memory, speed=None, host=64):
+    """GPUs with so many GiB each and a host."""
+    speed = speed or [1.0] * len(memory)
+    gpus = [
+        Device(f"gpu{i}", memory=m * 2**30, flops={"default": s * 1e14}, bandwidth=s * 1e12)
+        for i, (m, s) in enumerate(zip(memory, speed, strict=True))
+    ]
+    cpu = Device("cpu", kind="cpu", memory=host * 2**30, flops={"default": 1e12}, bandwidth=5e10)
+    return full_mesh([*gpus, cpu], 20e9, 10e-6)
+
+
+def problem(model, cluster, objective="latency"):
+    return Problem(zoo.load(model).collapse_parameters().graph, cluster, objective=objective)
+
+
+def planned(name, model, cluster, objective="latency"):
+    fitted = engines.get(name).fit(problem(model, cluster, objective))
+    return plan(fitted, "auto", budget=Budget(evaluations=300))
+
+
+def by_hand(name, model, cluster, device_of):
+    """A plan that puts each op where `device_of` (piece -> device) says; ops of no piece go with the first piece."""
+    fitted = engines.get(name).fit(problem(model, cluster, "throughput" if name in RANKED else "latency"))
+    found = pieces(fitted.graph)
+    placement = np.array([device_of(found.names[p] if p >= 0 else found.names[0]) for p in found.of_op], np.int32)
+    value = float(evaluate(fitted, placement).value[0])
+    return Plan(fitted, placement, None, value, 0.0, "hand", "0")
+
+
+def layer_split(last_of_first):
+    def device(piece):
+        number = piece.rpartition(".")[2]
+        if number.isdigit():
+            return int(int(number) > last_of_first)
+        return int(piece in ("model.norm", "lm_head"))
+
+    return device
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_a_language_model():
+    found = pieces(zoo.load("llama-3-8b"))
+    assert found.names[0] == "model.embed_tokens"
+    assert found.names[-2:] == ("model.norm", "lm_head")
+    assert [found.names[piece] for piece in found.layers] == [f"model.layers.{i}" for i in range(32)]
+
+
+def test_pieces_of_two_lists_and_of_none():
+    assert [name for name in pieces(zoo.load("nmt-2")).names if name[-1].isdigit()] == [
+        "encoder.0", "encoder.1", "decoder.0", "decoder.1",
+    ]  # fmt: skip
+    inception = pieces(zoo.load("inception-v3"))
+    assert inception.layers == ()
+    assert "Mixed_6a" in inception.names
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt-2", "qwen3-30b-a3b-decode"])
+def test_every_weight_is_in_a_piece(model):
+    graph = zoo.load(model)
+    assert (pieces(graph).of_op[graph.is_stored] >= 0).all()
+
+
+# ---- pipelines of layers ---------------------------------------------------------------------------------------------
+
+
+def test_what_pipelines_are_told():
+    found = by_hand("vllm", "llama-3-8b", box(24, 24), layer_split(19))
+    assert violations(found.problem, found.placement) == []
+    text = {name: engines.get(name).export(found) for name in RANKED}
+    assert text["vllm"] == (
+        'CUDA_VISIBLE_DEVICES=0,1 VLLM_PP_LAYER_PARTITION=20,12 vllm serve "$MODEL" --pipeline-parallel-size 2\n'
+    )
+    assert "SGLANG_PP_LAYER_PARTITION=20,12 " in text["sglang"]
+    assert text["sglang"].endswith("--pp-size 2\n")
+    assert text["tensorrt-llm"] == "pipeline_parallel_size: 2\npp_partition: [20, 12]\n"
+    assert shlex.split(text["megatron"])[-1] == "Et*20|t*12,L"
+
+
+def test_the_layout_of_megatron_has_every_layer_once():
+    parser = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    found = by_hand("megatron", "llama-3-8b", box(24, 24), layer_split(19))
+    layout = shlex.split(engines.get("megatron").export(found))[-1]
+    stages = parser.PipelineParallelLayerLayout.parse_str_to_list(layout)
+    assert [len(stage) for stage in stages] == [21, 13]
+
+
+def test_the_modules_of_torchtitan():
+    import tomllib
+
+    found = by_hand("torchtitan", "llama-3-8b", box(24, 24), layer_split(19))
+    settings = tomllib.loads(engines.get("torchtitan").export(found))["parallelism"]
+    assert settings["pipeline_parallel_degree"] == 2
+    first, last = settings["module_fqns_per_model_part"]
+    assert first == ["tok_embeddings", *(f"layers.{i}" for i in range(20))]
+    assert last == [*(f"layers.{i}" for i in range(20, 32)), "norm", "output"]
+
+
+def test_the_stages_of_deepspeed(monkeypatch):
+    """Run the code that it is given, with a stand-in that partitions as DeepSpeed 0.19 does."""
+    import sys
+    import types
+
+    class PipelineModule:
+        def __init__(self, layers, num_stages):
+            self._layer_specs, self.num_stages = layers, num_stages
+            self._partition_layers("parameters")
+
+        def _partition_layers(self, method):
+            assert method == "uniform"
+            self.parts = utils.partition_uniform(num_items=len(self._layer_specs), num_parts=self.num_stages)
+
+    utils = types.ModuleType("deepspeed.runtime.utils")
+    utils.partition_uniform = lambda num_items, num_parts: "uniform"
+    runtime, pipe = types.ModuleType("deepspeed.runtime"), types.ModuleType("deepspeed.pipe")
+    runtime.utils, pipe.PipelineModule = utils, PipelineModule
+    for name, module in (("", types.ModuleType("deepspeed")), (".runtime", runtime), (".pipe", pipe)):
+        monkeypatch.setitem(sys.modules, f"deepspeed{name}", module)
+    found = by_hand("deepspeed", "llama-3-8b", box(24, 24), layer_split(19))
+    space: dict = {}
+    exec(engines.get("deepspeed").export(found), space)
+    assert space["PlacedPipeline"](["layer"] * 34, 2).parts == [0, 21, 34]
+    assert utils.partition_uniform(1, 1) == "uniform"
+    with pytest.raises(AssertionError, match="not the model"):
+        space["PlacedPipeline"](["layer"] * 33, 2)
+
+
+def test_a_pipeline_follows_speed_and_memory():
+    found = planned("vllm", "llama-3-8b", box(24, 24, speed=[3.0, 1.0]), "throughput")
+    stages = ranks(found, "vllm")
+    layers = {stage.device: len(stage.layers) for stage in stages}
+    assert sum(layers.values()) == 32
+    assert layers[0] > 2 * layers[1] > 0
+    assert 2 not in layers  # the host
+    assert [number for stage in stages for number in stage.layers] == list(range(32))
+    assert found.is_optimal
+
+
+def test_ranks_are_numbered_as_the_plan_has_them():
+    found = by_hand("vllm", "llama-3-8b", box(24, 24), lambda piece: 1 - layer_split(9)(piece))
+    assert engines.get("vllm").export(found).startswith("CUDA_VISIBLE_DEVICES=1,0 VLLM_PP_LAYER_PARTITION=10,22 ")
+
+
+def test_a_plan_that_an_engine_cannot_run_is_refused():
+    free = problem("llama-3-8b", box(24, 24))
+    scattered = Plan(free, np.arange(free.num_ops) % 2, None, 1.0, 0.0, "hand", "0")
+    for name in (*RANKED, "accelerate", "llama.cpp"):
+        with pytest.raises(InvalidInput, match=f"plan with `?--engine {name}"):
+            engines.get(name).export(scattered)
+    back = by_hand("vllm", "llama-3-8b", box(24, 24), lambda piece: int(piece == "model.layers.7"))
+    with pytest.raises(InvalidInput, match="comes back"):
+        engines.get("vllm").export(back)
+
+
+def test_models_and_boxes_without_a_pipeline_are_refused():
+    with pytest.raises(Unsupported, match="no list of layers"):
+        engines.get("vllm").fit(problem("inception-v3", box(24)))
+    with pytest.raises(Unsupported, match="needs an accelerator"):
+        engines.get("vllm").fit(problem("llama-3-8b", box()))
+
+
+# ---- accelerate ------------------------------------------------------------------------------------------------------
+
+
+def device_map(*arguments):
+    return json.loads(engines.get("accelerate").export(planned("accelerate", *arguments)))
+
+
+def test_a_model_that_fits_one_gpu_stays_on_it_whatever_the_order():
+    assert set(device_map("llama-3-8b", box(24, 8)).values()) == {0}
+    assert set(device_map("llama-3-8b", box(8, 24)).values()) == {1}
+
+
+@pytest.mark.parametrize("memory", [(12, 8), (8, 12)])
+def test_the_head_is_never_on_the_cpu(memory):
+    places = device_map("llama-3-8b", box(*memory))
+    assert set(places.values()) == {0, 1}
+    layers = [places[f"model.layers.{i}"] for i in range(32)]
+    assert sum(a != b for a, b in pairwise(layers)) == 1  # one hop
+
+
+def test_tied_weights_stay_together():
+    places = device_map("gpt-2", box(0.5, 0.5))
+    assert places["transformer.wte"] == places["lm_head"]
+    assert len(set(places.values())) == 2
+
+
+def test_a_map_covers_every_parameter():
+    graph = zoo.load("llama-3-8b")
+    places = device_map("llama-3-8b", box(12, 8))
+    for op in np.flatnonzero(graph.is_stored):
+        assert any(graph.op_names[op].startswith(f"{module}.") for module in places)
+
+
+def test_accelerate_takes_the_map():
+    utils, accelerate = pytest.importorskip("accelerate.utils"), pytest.importorskip("accelerate")
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    with accelerate.init_empty_weights():
+        model = AutoModelForCausalLM.from_config(GPT2Config())
+    places = device_map("gpt-2", box(0.5, 0.5))
+    utils.check_device_map(model, places)
+    del places["transformer.h.3"]
+    with pytest.raises(ValueError, match=r"transformer\.h\.3"):
+        utils.check_device_map(model, places)
+
+
+def test_weights_that_do_not_fit_are_not_for_accelerate():
+    with pytest.raises(Unsupported, match="do not fit the accelerators"):
+        engines.get("accelerate").fit(problem("llama-3-8b", box(8)))
+
+
+# ---- llama.cpp -------------------------------------------------------------------------------------------------------
+
+
+def slots_of(flags, layers):
+    """The device of each layer and of the output, as `load_tensors` of llama.cpp assigns them."""
+    given = shlex.split(flags)
+    values = dict(zip(given[::2], given[1::2], strict=True))
+    on_gpu = int(values["-ngl"])
+    shares = [float(x) for x in values.get("-ts", "1").split(",")]
+    ends = np.cumsum(shares, dtype=np.float32) / np.float32(sum(shares))
+    first, active = max(layers + 1 - on_gpu, 0), min(on_gpu, layers + 1)
+    return [
+        "CPU" if i < first else int(np.searchsorted(ends, np.float32(i - first) / np.float32(active), side="right"))
+        for i in range(layers + 1)
+    ], values.get("-ot", "")
+
+
+@pytest.mark.parametrize("last_of_first", [0, 9, 19, 30])
+def test_llama_cpp_puts_layers_where_the_plan_does(last_of_first):
+    found = by_hand("llama.cpp", "llama-3-8b", box(24, 24), layer_split(last_of_first))
+    slots, overrides = slots_of(engines.get("llama.cpp").export(found), 32)
+    assert slots == [0] * (last_of_first + 1) + [1] * (32 - last_of_first)
+    assert overrides == ""
+
+
+def test_llama_cpp_keeps_the_first_layers_on_the_cpu():
+    def device(piece):
+        number = piece.rpartition(".")[2]
+        return 1 if (number.isdigit() and int(number) < 12) or piece == "model.embed_tokens" else 0
+
+    found = by_hand("llama.cpp", "llama-3-8b", box(24), device)
+    assert engines.get("llama.cpp").export(found) == "-ngl 21\n"
+
+
+def test_llama_cpp_overrides_what_is_out_of_order():
+    found = by_hand(
+        "llama.cpp", "llama-3-8b", box(24), lambda piece: int(piece in ("model.layers.5", "model.layers.7"))
+    )
+    assert engines.get("llama.cpp").export(found) == "-ngl 33 -ot 'blk\\.(5|7)\\.=CPU'\n"
+
+
+def test_llama_cpp_leaves_experts_in_host_memory():
+    fitted = engines.get("llama.cpp").fit(problem("qwen3-30b-a3b-decode", box(24)))
+    found = plan(fitted, "auto", budget=Budget(evaluations=300))
+    flags = engines.get("llama.cpp").export(found)
+    overrides = slots_of(flags, 48)[1]
+    assert "ffn_(up|down|gate)" in overrides
+    assert overrides.endswith("=CPU")
+
+
+# ---- OpenVINO and ONNX Runtime ---------------------------------------------------------------------------------------
+
+
+def test_openvino_has_every_op_by_name():
+    fitted = engines.get("openvino").fit(problem("alexnet", box(24)))
+    assert fitted.execution.concurrency == "sequential"
+    found = plan(fitted, "min-cut")
+    told = json.loads(engines.get("openvino").export(found))
+    assert set(told["affinity"]) == set(fitted.graph.op_names)
+    assert told["device"].removeprefix("HETERO:").split(",") == list(
+        dict.fromkeys(sorted(set(told["affinity"].values()), key=lambda name: name == "CPU"))
+    )
+
+
+def test_onnx_runtime_has_one_accelerator():
+    with pytest.raises(Unsupported, match="forbid all but one"):
+        engines.get("onnxruntime").fit(problem("alexnet", box(24, 24)))
+    fitted = engines.get("onnxruntime").fit(problem("alexnet", box(24)))
+    found = plan(fitted, "min-cut")
+    told = json.loads(engines.get("onnxruntime").export(found))
+    rules = told["session.name_based_layer_assignment"]
+    assert rules.startswith("gpu(")
+    assert rules.count(",") + 1 == sum(kind not in ("input", "parameter") for kind in fitted.graph.op_kinds)
+
+
+# ---- what crosses ----------------------------------------------------------------------------------------------------
+
+
+def test_what_crosses_is_counted_once_per_device():
+    from problems import problem_of
+
+    three = problem_of(np.ones((3, 3)), [(0, 1), (0, 2)], sizes=8.0, op_kinds=["view", "add", "add"])
+    made = Plan(three, np.array([0, 1, 2]), None, 1.0, 0.0, "hand", "0")
+    found = cut(made)
+    assert (found.tensors, found.copies, found.bytes) == (1, 2, 16.0)
+    assert found.views == ("op0",)
+    assert "views cross" in describe_cut(made)
+    assert describe_cut(replace(made, placement=np.zeros(3, np.int32))) == "nothing crosses between devices"
+
+
+def test_every_engine_is_in_the_docs():
+    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert [name for name in engines.available() if f"| `{name}` |" not in page] == []
+
+
+def test_the_command_of_the_docs_prints_what_they_say(tmp_path, monkeypatch):
+    """The plan is made as on the page, with a budget in evaluations."""
+    import subprocess
+    import sys
+
+    monkeypatch.chdir(tmp_path)
+    placewise = [sys.executable, "-c", "from placewise.cli import main; main()"]
+    plan_it = "plan llama-3-8b --cluster unequal-cards --engine vllm --objective throughput --evaluations 300"
+    subprocess.run([*placewise, *plan_it.split()], check=True, capture_output=True)
+    told = subprocess.run(
+        [*placewise, "export", "plan.json", "--to", "vllm"], check=True, capture_output=True, text=True
+    )
+    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert f"```\n{told.stdout}```" in page
+    assert "cross in" in told.stderr

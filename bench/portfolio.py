@@ -60,7 +60,7 @@ def measure(options: Any) -> list[dict[str, Any]]:
     if folder is None or not folder.is_dir():
         progress("no shared instances: set PLACEWISE_DATA to compare with SAGA")
         folder = None
-    budget = Budget(seconds=options.seconds)
+    budget = Budget(evaluations=options.evaluations) if options.evaluations else Budget(seconds=options.seconds)
     rows = []
     for name, problem, saga in problems(folder):
         if options.only and options.only not in name:
@@ -92,6 +92,7 @@ if __name__ == "__main__":
     settings = {
         "data": {"default": os.environ.get("PLACEWISE_DATA"), "help": "folder that holds instances/"},
         "seconds": {"type": float, "default": 10.0, "help": "the budget of each run"},
+        "evaluations": {"type": int, "help": "the budget of each run, instead"},
         "seed": {"type": int, "default": 0},
         "members": {"action": "store_true", "help": "also run each member alone"},
         "only": {"help": "problems whose name has this in it"},

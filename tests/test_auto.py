@@ -117,7 +117,7 @@ def test_auto_is_never_worse_than_its_members():
     """Those that end by themselves, strictly; those that search by chance, each with as many evaluations as all have
     together here, in 19 of 20 cases.
     """
-    searches, lucky = {"min-cut", "multilevel", "local-search", *ORDERED}, []
+    searches, lucky = {"min-cut", "multilevel", "genetic", "local-search", *ORDERED}, []
     for seed in range(20):
         problem, budget = random_problem(np.random.default_rng(seed), max_ops=8), Budget(evaluations=4_000)
         best = plan(problem, "auto", budget=budget)

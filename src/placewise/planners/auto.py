@@ -19,13 +19,15 @@ from placewise.problem import Problem
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
 STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "multilevel")
-_CHAIN: Final = "pipeline-dp"  # a start where only loads count
+#: And one more, by what counts: loads, or times. Plans by chance and HEFT lead where no method's plan does.
+_OF_LOADS, _OF_TIMES = "pipeline-dp", "genetic"
 #: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
 EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
 #: Searches for an order as well, which the simulator then follows.
 ORDERED: Final = ("list-search", "order-search")
-MEMBERS: Final = (*FIRST, *STARTS, _CHAIN, *EXACT, *ORDERED)
-_SHARE: Final = {"fit": 0.5, "multilevel": 0.3, **dict.fromkeys(EXACT, 0.4)}  # of what is left, at most
+MEMBERS: Final = (*FIRST, _OF_LOADS, *STARTS, _OF_TIMES, *EXACT, *ORDERED)
+#: Of what is left, at most.
+_SHARE: Final = {"fit": 0.5, "multilevel": 0.3, _OF_TIMES: 0.15, **dict.fromkeys(EXACT, 0.4)}
 _USUAL_SHARE: Final = 0.1
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
 _HOPELESS: Final = 1.5  # times worse than the best start
@@ -34,8 +36,7 @@ _PATIENCE: Final = 10
 
 
 def _compile(problem: Problem) -> None:
-    chain = (_CHAIN,) if problem.objective == "throughput" else ()
-    for info in map(get, (*FIRST, *chain, *STARTS, *EXACT, *ORDERED)):
+    for info in map(get, (*_methods(problem), *EXACT, *ORDERED)):
         if info.compile and info.why_not(problem) is None:
             info.compile(problem)
 
@@ -72,11 +73,16 @@ def auto(problem: Problem, ctx: Context) -> None:
         ctx.delegate(name)
 
 
+def _methods(problem: Problem) -> tuple[str, ...]:
+    """Those that make plans to begin with, in turn."""
+    of_loads = problem.objective == "throughput"
+    return (*FIRST, _OF_LOADS, *STARTS) if of_loads else (*FIRST, *STARTS, _OF_TIMES)
+
+
 def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
     """Placements by the name of the method, without those that repeat another or are hopeless."""
-    chain = (_CHAIN,) if problem.objective == "throughput" else ()
     placements: dict[str, Ints] = {}
-    for name in (*FIRST, *chain, *STARTS):
+    for name in _methods(problem):
         found = ctx.delegate(name, share=_SHARE.get(name, _USUAL_SHARE), afresh=True)
         if found and not any((found[0] == other).all() for other in placements.values()):
             placements[name] = found[0]

@@ -360,7 +360,8 @@ class _Model:
             self._hold(d, self.model.new_optional_interval_var(since, lasts, until, x, ""), size)
 
     def _units(self, size: float, d: int) -> int:
-        return int(size / max(self._problem.capacity[d], 1e-300) * _BYTES * (1 - 1e-15))
+        share = min(size / max(self._problem.capacity[d], 1e-300), 2.0)  # two are as much too many as any number
+        return int(share * _BYTES * (1 - 1e-15))
 
     def _fit(self) -> None:
         """What is held at any moment beside what is resident fits."""

@@ -29,12 +29,13 @@ _BEHIND = 2.0**-20  # of a place in the program
 _MOST_CUTS = 512  # places where a stage may end
 
 
-def program(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def program(problem: Problem, *, together: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(the units in a row, where the row may be cut: numbers of units, 0 and all included).
 
     Units come in the order in which the program first runs them; in training, what only runs backward comes where it
     exchanges most (`_fold`). Where colocation makes forward data flow in circles, the units of a circle stand together,
-    and a contiguous plan may not cut there.
+    and a contiguous plan may not cut there. With `together`, units that read the same large message follow one another
+    where the flow of data lets them: layer by layer where a recurrent network runs step by step.
     """
     graph, units = problem.graph, problem.num_units
     position = np.empty(problem.num_ops, np.int64)
@@ -44,7 +45,9 @@ def program(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     edge &= ~graph.is_stored[graph.edge_producer]
     p, q = (problem.unit[end[edge]].astype(np.int64) for end in (graph.edge_producer, graph.consumers))
     circle, place = np.arange(units), first.astype(np.float64)
-    if (first[p] > first[q]).any():
+    if together:
+        first = _with_fellow_readers(problem, first)
+    if together or (first[p] > first[q]).any():
         circle = connected_components(coo_array((np.ones(len(p)), (p, q)), (units, units)), connection="strong")[1]
         earliest = np.full(units, problem.num_ops)
         np.minimum.at(earliest, circle, first)
@@ -54,6 +57,22 @@ def program(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     row = np.lexsort((first, place))
     cuts = np.flatnonzero(np.diff(circle[row], prepend=-1, append=-1)) if problem.contiguous else np.arange(units + 1)
     return row, cuts
+
+
+def _with_fellow_readers(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[units] the places of units, of those that read a message with others that of its first reader; the message that
+    has most bytes decides. What is stored goes where it is first read.
+    """
+    sent, place = messages(problem), first.copy()
+    several = np.bincount(sent.message, minlength=len(sent.sender)) > 1
+    earliest = np.full(len(sent.sender), problem.num_ops)
+    np.minimum.at(earliest, sent.message, first[sent.reader])
+    edges = np.flatnonzero(several[sent.message])
+    edges = edges[np.argsort(sent.bytes[sent.message[edges]], kind="stable")]
+    place[sent.reader[edges]] = earliest[sent.message[edges]]
+    stored = problem.graph.is_stored[problem.first_of_unit[sent.sender]]
+    place[sent.sender[stored]] = earliest[stored]
+    return place
 
 
 def _fold(problem: Problem, place: Floats, units: NDArray[np.int64]) -> None:
@@ -180,25 +199,30 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
     of its own; where the plan must be contiguous, that is a proof. On other graphs, what a stage exchanges with any
     earlier one is charged as if it came from the one before, and what it sends to later ones as if to the next.
 
-    Beyond the paper: unequal devices and links, memory, any set and order of devices, each at most once. Without it:
-    replicated stages. Devices that are alike are used in turn; where too many orders remain, fastest first. In a long
-    program stages end at some units only, then at any close to the best ends so found.
+    Beyond the paper: unequal devices and links, memory, any set and order of devices, each at most once, and a second
+    row in which units that read the same large message stand together. Without it: replicated stages. Devices that are
+    alike are used in turn; where too many orders remain, fastest first. In a long program stages end at some units
+    only, then at any close to the best ends so found.
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)
-    (orders, every), (row, cuts) = _device_orders(problem), program(problem)
+    orders, every = _device_orders(problem)
     most = int(np.clip((2 * _STEPS / orders.pairs) ** 0.5, 8, _MOST_CUTS))
     for lenient in (False, True):
-        ends, value = _spread(0, len(cuts) - 1, most + 1), np.inf
-        while not (ctx.should_stop() and np.isfinite(value)):
-            stages = _Stages(problem, row, cuts[ends], lenient=lenient)
-            placement, estimate, used = stages.solve(orders)
-            if not estimate < value * (1 - 1e-9):
+        for together in (False, True):
+            if together and ctx.should_stop():
                 break
-            if every and not lenient and stages.prove():
-                ctx.bound(estimate * (1 - 1e-12))
-            ctx.evaluate(placement)
-            ends, value = _finer(ends, np.searchsorted(cuts, used), most), estimate
+            row, cuts = program(problem, together=together)
+            ends, value = _spread(0, len(cuts) - 1, most + 1), np.inf
+            while not (ctx.should_stop() and np.isfinite(value)):
+                stages = _Stages(problem, row, cuts[ends], lenient=lenient)
+                placement, estimate, used = stages.solve(orders)
+                if not estimate < value * (1 - 1e-9):
+                    break
+                if every and not lenient and stages.prove():
+                    ctx.bound(estimate * (1 - 1e-12))
+                ctx.evaluate(placement)
+                ends, value = _finer(ends, np.searchsorted(cuts, used), most), estimate
         if ctx.best is not None:
             return None
     return Blocks(problem).fill(fastest_first(problem), np.inf)[0]  # intervals do not fit: the driver says why

@@ -169,6 +169,11 @@ def _attached(problem: Problem) -> NDArray[np.int64]:
         problem.unit.astype(np.int64), problem.num_units,
         in_start, graph.edge_producer[in_edges], out_start, graph.consumers[out_edges],
     )  # fmt: skip
+    # Pins and missing support may rule out what the rules ask for; these ops then stay by themselves.
+    may = np.ones(problem.allowed.shape, np.bool_)
+    np.logical_and.at(may, root, problem.allowed)
+    torn = ~may.any(axis=1)[root]
+    root[torn] = problem.first_of_unit[problem.unit[torn]]
     return root
 
 

@@ -9,8 +9,10 @@ number of devices, whatever their order. `PaperView` is the paper's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -19,12 +21,20 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from placewise.driver import Context
+from placewise.errors import InvalidInput
 from placewise.graph import Floats
+from placewise.learned import checkpoint
 from placewise.learned.episodes import Devices, Episodes
-from placewise.learned.grouping import Groups
-from placewise.learned.reinforce import Learner, Settings
+from placewise.learned.grouping import Groups, at_most, coplace
+from placewise.learned.reinforce import Learner, Settings, compute_device, seeded, single_threaded
+from placewise.problem import Problem
 
 Kind = Literal["devices", "paper"]
+#: Trained on generated families and bundled models; see docs/policies.md.
+SHIPPED: Final = Path(__file__).with_name("policies") / "placeto.safetensors"
+_LARGEST: Final = 1024  # width and rounds that a file may ask for
+_PATIENCE: Final = 20  # updates without any choice left, after which there is nothing to learn
 _CHUNK: Final = 400_000  # numbers that the network holds per layer at a time
 
 
@@ -241,7 +251,7 @@ def _see(
 
 def _layers(*widths: int) -> nn.Sequential:
     parts: list[nn.Module] = []
-    for wide, next_wide in zip(widths, widths[1:], strict=False):
+    for wide, next_wide in pairwise(widths):
         parts += [nn.Linear(wide, next_wide), nn.ReLU()]
     return nn.Sequential(*parts[:-1])
 
@@ -309,18 +319,17 @@ def view_of(kind: Kind, groups: Groups) -> View:
 
 def network_of(build: Architecture, view: View, seed: int) -> Network:
     """A network with weights by chance; no other random numbers are used up."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return Network(view.NODE, view.WHOLE, view.OUTPUTS, build.width, build.rounds)
 
 
-def log_probabilities(network: Network, view: View, states: States) -> Tensor:
+def log_probabilities(network: nn.Module, view: View, states: States) -> Tensor:
     """[S, D] of the device for the current group; minus infinity where the mask forbids it."""
     device = next(network.parameters()).device
     node, whole = (part.to(device) for part in view.look(states))
     current = torch.from_numpy(states.node).to(device).repeat_interleave(view.copies)
     shape = Shape(*(table.to(device) for table in view.shape))
-    found = network(node, whole, shape, current).view(len(states.node), -1)
+    found: Tensor = network(node, whole, shape, current).view(len(states.node), -1)
     return found.masked_fill(~torch.from_numpy(states.mask).to(device), -torch.inf).log_softmax(dim=1)
 
 
@@ -339,21 +348,29 @@ class Record:
 
 @torch.no_grad()
 def run(
-    network: Network, view: View, episodes: Episodes, generator: torch.Generator, *, greedy: NDArray[np.bool_]
+    network: nn.Module,
+    view: View,
+    episodes: Episodes,
+    generator: torch.Generator,
+    *,
+    greedy: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Record:
-    """Episodes from where they are to their end; those that are `greedy` [B] take what is most likely."""
+    """Episodes from where they are to their end; the first so many take what is most likely, others by chance."""
     rows: list[States] = []
     chosen, costs, values = [], [episodes.cost], [episodes.value.copy()]
     while not episodes.done:
         now = States(episodes.placement.copy(), episodes.node.copy(), episodes.visits.copy(), episodes.mask)
         logs = log_probabilities(network, view, now).cpu()
         drawn = torch.multinomial(logs.exp(), 1, generator=generator)[:, 0].numpy()
-        actions = np.where(greedy, logs.argmax(dim=1).numpy(), drawn)
+        actions = np.where(np.arange(episodes.count) < greedy, logs.argmax(dim=1).numpy(), drawn)
         episodes.step(actions)
         rows.append(now)
         chosen.append(actions)
         costs.append(episodes.cost)
         values.append(episodes.value.copy())
+        if should_stop():
+            break
     states = States(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
     return Record(states, np.concatenate(chosen), np.array(costs), np.array(values))
 
@@ -367,6 +384,10 @@ def returns(costs: Floats, discount: float, *, final: bool) -> Floats:
         total = costs[t] - costs[t + 1] + discount * total
         found[t] = total
     return found
+
+
+def _part(states: States, rows: slice) -> States:
+    return States(states.placement[rows], states.node[rows], states.visits[rows], states.mask[rows])
 
 
 class PlacetoLearner(Learner):
@@ -400,12 +421,11 @@ class PlacetoLearner(Learner):
     def _losses(self, view: View, record: Record, advantage: Floats) -> Iterator[Tensor]:
         """Parts of the loss, such that each fits in memory."""
         network, states = self.network, record.states
-        assert isinstance(network, Network)
         device, total = next(network.parameters()).device, len(record.actions)
         chunk = max(1, _CHUNK // max(1, view.groups.count * view.copies * 32))
         for start in range(0, total, chunk):
             part = slice(start, start + chunk)
-            logs = log_probabilities(network, view, States(*(rows[part] for rows in states)))
+            logs = log_probabilities(network, view, _part(states, part))
             taken = logs.gather(1, torch.from_numpy(record.actions[part]).to(device)[:, None])[:, 0]
             entropy = -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)).sum(dim=1)
             weight = torch.as_tensor(advantage[part], dtype=torch.float32, device=device)
@@ -422,3 +442,95 @@ class PlacetoLearner(Learner):
         self._recent = {
             key.removeprefix("recent."): rows.numpy().copy() for key, rows in tensors.items() if key[:7] == "recent."
         }
+
+
+# ---- planning --------------------------------------------------------------------------------------------------------
+
+
+def settings_of(options: Mapping[str, Any], horizon: int) -> Settings:
+    """How the planner's options say that a policy is trained."""
+    return Settings(
+        rate=options["rate"], last_rate=options["rate"] / 10, samples=options["episodes"], entropy=options["entropy"],
+        last_entropy=0.0, horizon=max(1, horizon), normalise=True,
+    )  # fmt: skip
+
+
+def warm_up(problem: Problem) -> None:
+    """Compile what there is to compile."""
+    size, devices = problem.num_ops, problem.num_devices
+    zeros = np.zeros((1, size), np.int64)
+    DeviceView(coplace(problem)).look(States(zeros, zeros[:, 0], zeros, np.ones((1, devices), np.bool_)))
+
+
+def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
+    """Plan with a policy that has been trained, with one that is trained here, or with both."""
+    for option in ("groups", "episodes", "passes", "width", "rounds"):
+        if options[option] < 1:
+            raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be 1 or more")
+    groups, seed = at_most(coplace(problem), options["groups"]), int(ctx.rng.integers(2**31))
+    known = None
+    path = SHIPPED if options["policy"] == "shipped" else Path(options["policy"])
+    if options["policy"] != "none":
+        known = checkpoint.load(path, "placeto")
+    build = (
+        _build(known.facts.get("build"), path)
+        if known
+        else Architecture(options["view"], options["width"], options["rounds"])
+    )
+    view = view_of(build.view, groups)
+    learner = PlacetoLearner(
+        network_of(build, view, seed).to(compute_device()), settings_of(options, options["updates"]), seed,
+        discount=options["discount"], final=options["reward"] == "final",
+    )  # fmt: skip
+    if known:
+        weights = {key: value for key, value in known.tensors.items() if key.startswith("network.")}
+        checkpoint.restore(learner, known._replace(tensors=weights), path)
+    episodes = Episodes(
+        groups, options["episodes"], ctx.evaluate_batch, np.random.default_rng(seed), order=options["order"], log=True
+    )
+    with single_threaded():
+        if options["train"] or not known:
+            _learn(ctx, learner, view, episodes, options["updates"])
+        else:
+            _improve(ctx, learner, view, episodes, options["passes"])
+
+
+def _improve(ctx: Context, learner: PlacetoLearner, view: View, episodes: Episodes, passes: int) -> None:
+    """Episodes without learning, each batch from where the best so far has come."""
+    for _ in range(passes):
+        before = episodes.best_value.min()
+        run(learner.network, view, episodes, learner.generator, greedy=1, should_stop=ctx.should_stop)
+        if ctx.should_stop() or not episodes.best_value.min() < before:
+            break
+        episodes.reset(episodes.best[episodes.best_value.argmin()])
+
+
+def _learn(ctx: Context, learner: PlacetoLearner, view: View, episodes: Episodes, updates: int) -> None:
+    """Until the budget is spent, the policy has made up its mind, or all updates are done."""
+    settled = 0
+    while learner.updates < updates and settled < _PATIENCE and not ctx.should_stop():
+        record = run(learner.network, view, episodes, learner.generator, should_stop=ctx.should_stop)
+        if ctx.should_stop():
+            break
+        learner.learn(view, record, "it")
+        rows = record.actions.reshape(-1, episodes.count)
+        settled = settled + 1 if (rows == rows[:, :1]).all() else 0
+        last = record.values[-1]
+        ctx.detail = f"mean {last[np.isfinite(last)].mean():.3g} s" if np.isfinite(last).any() else "none fits"
+        if ctx.spent:  # exploration ends when the budget does
+            horizon = min(updates, round(learner.updates / ctx.spent))
+            learner.settings = replace(learner.settings, horizon=max(1, horizon))
+        episodes.reset()
+
+
+def _build(given: Any, path: Path) -> Architecture:
+    """How the network of a file is built; the file may say anything."""
+    try:
+        build = Architecture(**given)
+        if build.view not in ("devices", "paper") or not all(
+            type(size) is int and 1 <= size <= _LARGEST for size in (build.width, build.rounds)
+        ):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{path}: does not say how its network is built") from None
+    return build

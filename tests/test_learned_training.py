@@ -1,0 +1,147 @@
+"""`placewise train`: a training that is killed and goes on equals one that was not; logs, signals, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from placewise import plan
+from placewise.errors import InvalidInput, Unsupported
+from placewise.learned import checkpoint, training
+from problems import problem_of
+
+SMALL = {
+    "placeto": {"width": 4, "rounds": 2, "episodes": 2},
+    "colocrl": {"hidden": 8, "samples": 4},
+    "hierarchical": {"hidden": 8, "samples": 2, "placements": 2},
+    "hsdag": {"hidden": 8, "samples": 4},
+}
+
+
+def small(ops=5):
+    seconds = np.random.default_rng(ops).uniform(1.0, 3.0, (ops, 2))
+    return problem_of(seconds, [(i, i + 1) for i in range(ops - 1)] + [(0, i) for i in range(2, ops)])
+
+
+def problems_of(method):
+    return [small(5), small(6)] if method == "placeto" else [small()]
+
+
+def train(method, out, evaluations=150, **given):
+    given = {"options": SMALL[method], "seed": 4} | given
+    return training.train(method, given.pop("problems", problems_of(method)), out, evaluations=evaluations, **given)
+
+
+CODE = """
+import os, signal, sys
+import test_learned_training as t
+from placewise.learned import training
+training._SAVE_EVERY = training._REPORT_EVERY = 0.0
+method, out, end = sys.argv[1:]
+def watch(now):
+    if now.updates == 4:
+        os.kill(os.getpid(), getattr(signal, end))
+found = t.train(method, out, on_progress=watch)
+print(found.finished, found.updates)
+"""
+
+
+def in_a_process(method, out, end):
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", CODE, method, str(out), end]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+
+
+def contents(path):
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return header["__metadata__"], {key: value.tolist() for key, value in load_file(path).items()}
+
+
+@pytest.mark.parametrize("method", training.METHODS)
+def test_killed_and_gone_on_is_the_same_as_straight_through(method, tmp_path):
+    killed, straight = tmp_path / "killed.safetensors", tmp_path / "straight.safetensors"
+    assert in_a_process(method, killed, "SIGKILL").returncode == -signal.SIGKILL
+    assert checkpoint.load(killed, method).facts["learner"]["updates"] == 4
+    gone_on, whole = train(method, killed, resume=True), train(method, straight)
+    assert (gone_on.updates, gone_on.evaluations) == (whole.updates, whole.evaluations)
+    assert whole.updates > 6
+    assert whole.evaluations >= 150
+    assert contents(killed) == contents(straight)
+
+
+def test_ctrl_c_keeps_what_was_learned(tmp_path):
+    out = tmp_path / "policy.safetensors"
+    done = in_a_process("placeto", out, "SIGINT")
+    assert done.stdout.split() == ["False", "4"]
+    assert checkpoint.load(out, "placeto").facts["learner"]["updates"] == 4
+    assert train("placeto", out, resume=True).finished
+
+
+def test_a_trained_policy_can_be_planned_with(tmp_path):
+    out = tmp_path / "policy.safetensors"
+    train("placeto", out)
+    assert plan(small(7), "placeto", options={"policy": str(out)}).value > 0
+    more = tmp_path / "more.safetensors"
+    train("placeto", more, policy=out, problems=[small(7)])
+    assert checkpoint.load(more, "placeto").facts["problems"] == [small(7).digest]
+
+
+def test_without_problems_it_learns_from_families(tmp_path):
+    found = train("placeto", tmp_path / "policy.safetensors", problems=[], evaluations=60)
+    assert found.relative
+    assert found.best < 2.0
+    tasks = [training.Family([], 4, {**_options()}, 60).task(update) for update in (3, 3, 4)]
+    assert tasks[0].groups.problem.digest == tasks[1].groups.problem.digest != tasks[2].groups.problem.digest
+
+
+def _options():
+    from placewise.planners import get
+
+    return get("placeto").settings(SMALL["placeto"])
+
+
+def test_logs_that_tensorboard_reads(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out, logs = tmp_path / "policy.safetensors", tmp_path / "logs"
+    first = train("placeto", out, evaluations=60, logs=logs)
+    second = train("placeto", out, evaluations=120, logs=logs, resume=True)
+    read = EventAccumulator(str(logs))
+    read.Reload()
+    steps = [event.step for event in read.Scalars("mean")]
+    assert steps == list(range(1, second.updates + 1))
+    assert read.Scalars("evaluations")[first.updates - 1].value == first.evaluations
+    assert set(read.Tags()["scalars"]) == {"mean", "best", "per_second", "evaluations"}
+
+
+def test_what_is_wrong_is_said(tmp_path):
+    out = tmp_path / "policy.safetensors"
+    train("placeto", out, evaluations=20)
+    with pytest.raises(InvalidInput, match="there is a file already; --resume"):
+        train("placeto", out)
+    with pytest.raises(InvalidInput, match="was trained with seed 4, not 5"):
+        train("placeto", out, resume=True, seed=5)
+    with pytest.raises(InvalidInput, match="was trained with problems"):
+        train("placeto", out, resume=True, problems=[small(4)])
+    with pytest.raises(InvalidInput, match="a policy of 'placeto', not of colocrl"):
+        train("colocrl", out, resume=True)
+    with pytest.raises(InvalidInput, match="no method 'heft' to train; there are placeto"):
+        training.train("heft", [], out, evaluations=1)
+    other = tmp_path / "other.safetensors"
+    with pytest.raises(InvalidInput, match="one graph at a time"):
+        train("colocrl", other, problems=[])
+    with pytest.raises(Unsupported, match="placeto ignores contiguity"):
+        train("placeto", other, problems=[problem_of(np.ones((2, 2)), contiguous=True)])
+    three = problem_of(np.ones((3, 3)), [(0, 1)])
+    with pytest.raises(InvalidInput, match="same number of devices"):
+        train("placeto", other, problems=[small(), three], options=SMALL["placeto"] | {"view": "paper"})

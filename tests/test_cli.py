@@ -35,7 +35,7 @@ from placewise.simulator import simulate
 ROOT = Path(__file__).parent.parent
 COMMANDS = [
     "plan", "compare", "simulate", "check", "explain", "export", "engines", "planners", "devices", "import", "profile",
-    "zoo",
+    "zoo", "train",
 ]  # fmt: skip
 ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from placewise.errors import InvalidInput
 from placewise.learned import features
 from placewise.learned.grouping import Groups, at_most, coplace
 from placewise.learned.reinforce import Actions, Learner, Settings, compute_device, seeded
@@ -52,6 +53,8 @@ def embedding(groups: Groups) -> NDArray[np.float64]:
 
 def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, GroupPolicy]:
     """A network that has learned nothing yet, and how to train it; the options are the planner's."""
+    if options["groups"] < 1:
+        raise InvalidInput("option groups = 0: it must be 1 or more")
     groups = at_most(coplace(problem), options["groups"])
     seen = embedding(groups)
     with seeded(seed):
@@ -59,8 +62,8 @@ def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Le
             seen.shape[1], problem.num_devices, options["hidden"], options["constant"], options["temperature"]
         )
     settings = Settings(
-        rate=options["rate"], samples=options["samples"], entropy=options["entropy"], last_entropy=0.0,
-        horizon=options["horizon"], baseline="moving", failures_until=options["horizon"],
+        rate=options["rate"], samples=options["samples"], entropy=options["entropy"] / groups.count, last_entropy=0.0,
+        horizon=options["horizon"], baseline="moving", normalise=True, failures_until=options["horizon"],
     )  # fmt: skip
     network.to(compute_device())
     return Learner(network, settings, seed), GroupPolicy(groups, network, seen)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from placewise.driver import Context
+from placewise.errors import InvalidInput
 from placewise.graph import Floats
 from placewise.problem import Problem
 
@@ -56,6 +57,10 @@ class Settings:
     ratio: float = 0.2  # PPO's limit
     failures_until: int | None = None  # updates after which samples that break a constraint are not trained on
 
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InvalidInput(f"option samples = {self.samples}: it must be 1 or more")
+
 
 #: Given for a placement that breaks a constraint: as if it took a hundred times as long as all ops one by one.
 FAILING: Final = 100.0
@@ -73,7 +78,7 @@ def minus_root(times: Floats) -> Floats:
 
 def inverse(times: Floats) -> Floats:
     """HSDAG's: one over the time."""
-    return 1.0 / np.minimum(times, FAILING)
+    return 1.0 / np.clip(times, 1.0 / FAILING, FAILING)
 
 
 class Learner:
@@ -187,14 +192,15 @@ def train(
 ) -> None:  # fmt: skip
     """Update until the budget is spent, so many updates are done, or nothing better comes.
 
-    That is: no better placement for `patience` updates, and for as many as it took to find the best; or all samples
-    were the same for a tenth of that.
+    That is: neither the best nor the median of an update has been better for `patience` updates, and for as many as
+    that took; or all samples were the same for a tenth of that.
     """
-    best, found, same = ctx.best_value, learner.updates, 0
+    best = typical = np.inf
+    found = same = 0
     while learner.updates < updates and not ctx.should_stop():
         values = update(ctx, learner, policy, reward)
-        if ctx.best_value < best:
-            best, found = ctx.best_value, learner.updates
+        if ctx.best_value < best or np.median(values) < typical:
+            best, typical, found = ctx.best_value, min(typical, float(np.median(values))), learner.updates
         same = same + 1 if (values == values[0]).all() else 0
         if learner.updates - found > max(patience, found) or same > patience / 10:
             break

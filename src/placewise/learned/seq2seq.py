@@ -1,10 +1,12 @@
-"""A sequence of groups in, a device for each out: the network of ColocRL, and the placer of the Hierarchical Planner."""
+"""Groups in, a device for each out: the network of ColocRL, and the placer of the Hierarchical Planner."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+
+from placewise.errors import InvalidInput
 
 _NEVER = -1e9  # a logit that stands for probability zero, and whose entropy is a number
 
@@ -25,6 +27,10 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, features: int, devices: int, hidden: int, constant: float, temperature: float) -> None:
         super().__init__()
+        if hidden < 2 or hidden % 2:
+            raise InvalidInput(f"option hidden = {hidden}: it must be even, half for each way of reading")
+        if not temperature > 0:
+            raise InvalidInput(f"option temperature = {temperature}: it must be above zero")
         self.constant, self.temperature, self.go = constant, temperature, devices
         self.encoder = nn.LSTM(features, hidden // 2, bidirectional=True, batch_first=True)
         self.device = nn.Embedding(devices + 1, hidden)
@@ -33,7 +39,7 @@ class Seq2Seq(nn.Module):
         self.head = nn.Linear(2 * hidden, devices)
 
     def encode(self, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the decoder has of each of M sequences [M, G, F]: states [M, G, H] and its own first state, 2 x [M, H]."""
+        """What the decoder has of sequences [M, G, F]: states [M, G, H], and its own first state, twice [M, H]."""
         states, (hidden, cell) = self.encoder(groups)
         return states, torch.cat(list(hidden), dim=1), torch.cat(list(cell), dim=1)
 
@@ -42,11 +48,11 @@ class Seq2Seq(nn.Module):
         states, hidden, cell = encoded
         # Adding Gumbel noise and taking the largest draws from a softmax; all noise at once saves a call per step.
         noise = -torch.empty(may.shape).exponential_(generator=generator).log()
-        noise = noise.to(states.device).masked_fill(~may, _NEVER).unbind(1)
+        noise = noise.to(states.device).masked_fill(~may, _NEVER)
         weights = [getattr(self.decoder, name) for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
         last = torch.full((len(states),), self.go, device=states.device)
         chosen = []
-        for state, extra in zip(states.unbind(1), noise, strict=True):
+        for state, extra in zip(states.unbind(1), noise.unbind(1), strict=True):
             hidden, cell = torch.lstm_cell(torch.cat([state, self.device(last)], dim=1), (hidden, cell), *weights)
             last = (self._logits(hidden[:, None], states)[:, 0] + extra).argmax(dim=1)
             chosen.append(last)

@@ -1,0 +1,201 @@
+"""The Hierarchical Planner: one network groups ops, another places the groups; REINFORCE trains both together.
+
+What is evaluated is what is trained on: a sample is a grouping and the devices of its groups, and its probability is
+that of both. (The code that TensorFlow once shipped draws new actions when it trains, so that nothing is learned.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from placewise.errors import InvalidInput
+from placewise.learned import features
+from placewise.learned.grouping import at_most, units
+from placewise.learned.reinforce import Actions, Learner, Policy, Settings, compute_device, seeded
+from placewise.learned.seq2seq import Seq2Seq, score_devices
+from placewise.problem import Problem
+
+_KIND = 20  # the width of a kind's embedding
+_GROUPER = 64  # hidden units
+
+
+class Ops:
+    """What the networks know of ops: of units, as backward ops go with their forward ops."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.groups = found = units(problem)
+        rest = [features.shapes(found), features.neighbours(found), features.position(found)]
+        to = compute_device()
+        self.kinds = torch.as_tensor(features.kinds(found), dtype=torch.float32, device=to)
+        self.rest = torch.as_tensor(np.concatenate(rest, axis=1), dtype=torch.float32, device=to)
+        self.shapes = torch.as_tensor(rest[0], dtype=torch.float32, device=to)
+        self.source, self.target = (torch.as_tensor(ends, device=to) for ends in found.edges[:2])
+        self.may = torch.as_tensor(found.allowed, device=to)
+        self.fastest = found.seconds.argmin(axis=1)
+
+    @property
+    def count(self) -> int:
+        """U."""
+        return self.groups.count
+
+    def expand(self, devices: NDArray[np.int64]) -> NDArray[np.int32]:
+        """[B, N] from devices of units [B, U]; a unit that may not run there runs where it is fastest."""
+        may = self.groups.allowed[np.arange(self.count), devices]
+        return self.groups.expand(np.where(may, devices, self.fastest))
+
+
+class FeedForward(nn.Module):
+    """A choice for each op by itself: of a group, or of a device."""
+
+    def __init__(self, ops: Ops, choices: int) -> None:
+        super().__init__()
+        self.kind = nn.Linear(ops.kinds.shape[1], _KIND, bias=False)  # the mean of the embeddings of a unit's kinds
+        self.inner = nn.Linear(_KIND + ops.rest.shape[1], _GROUPER)
+        self.outer = nn.Linear(_GROUPER, choices)
+
+    def forward(self, ops: Ops) -> Tensor:
+        """[U, choices] logits."""
+        logits: Tensor = self.outer(torch.relu(self.inner(torch.cat([self.kind(ops.kinds), ops.rest], dim=1))))
+        return logits
+
+
+class Hierarchy(nn.Module):
+    """Both networks: what a checkpoint holds."""
+
+    def __init__(self, ops: Ops, groups: int, placer: Seq2Seq) -> None:
+        super().__init__()
+        self.grouper, self.placer = FeedForward(ops, groups), placer
+
+
+class HierarchicalPolicy:
+    """Groupings, each placed several times. Where one is `fixed`, it is the only one.
+
+    `at_first` [U, G] is added to the logits of the grouper.
+    """
+
+    def __init__(self, ops: Ops, network: Hierarchy, at_first: Tensor, placements: int, fixed: Tensor | None) -> None:
+        self.ops, self.network, self.at_first, self.each, self.fixed = ops, network, at_first, placements, fixed
+        self.groups = at_first.shape[1]
+
+    def sample(self, count: int, generator: torch.Generator) -> Actions:
+        """(group of each unit [B, U], device of each group [B, G]); rows with the same grouping are neighbours."""
+        if self.fixed is None:
+            chances = self._log_chances().exp().cpu()
+            drawn = torch.multinomial(chances, -(-count // self.each), replacement=True, generator=generator)
+            grouping = drawn.T.to(self.ops.may.device).repeat_interleave(self.each, dim=0)[:count]
+        else:
+            grouping = self.fixed.expand(count, -1)
+        encoded, may = self._encoded(grouping)
+        return grouping, self.network.placer.sample(encoded, may, generator)
+
+    def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
+        """Of these groupings and these devices together."""
+        grouping, devices = actions
+        encoded, may = self._encoded(grouping)
+        placed, entropy = self.network.placer.score(encoded, may, devices)
+        if self.fixed is not None:
+            return placed, entropy
+        log_chances = self._log_chances()
+        grouped = log_chances.gather(1, grouping.T).sum(dim=0)
+        return grouped + placed, entropy - (log_chances.exp() * log_chances).sum()
+
+    def placements(self, actions: Actions) -> NDArray[np.int32]:
+        """Each op goes where its group goes."""
+        grouping, devices = actions
+        return self.ops.expand(devices.gather(1, grouping).cpu().numpy())
+
+    def _log_chances(self) -> Tensor:
+        """[U, G] of each op to be in each group."""
+        logits: Tensor = self.network.grouper(self.ops) + self.at_first
+        return logits.log_softmax(dim=1)
+
+    def _encoded(self, grouping: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """What the placer sees of each row, read once per grouping; and where each group may go [B, G, D]."""
+        different, row = torch.unique_consecutive(grouping, dim=0, return_inverse=True)
+        states, hidden, cell = self.network.placer.encode(self._embedded(different))
+        return (states[row], hidden[row], cell[row]), self._may(different)[row]
+
+    def _embedded(self, grouping: Tensor) -> Tensor:
+        """[M, G, F] kinds in a group, shapes, neighbours each way; each divided by one more than its largest."""
+        ops, size = self.ops, (len(grouping), self.groups)
+        member = one_hot(grouping, self.groups).float()
+        content = torch.cat([ops.kinds, ops.shapes], dim=1)
+        summed = torch.einsum("mug,uf->mgf", member, content)
+        pair = grouping[:, ops.source] * self.groups + grouping[:, ops.target]
+        pair = pair + torch.arange(size[0], device=pair.device)[:, None] * self.groups**2
+        between = torch.bincount(pair.flatten(), minlength=size[0] * self.groups**2).float().view(*size, self.groups)
+        parts = [summed[:, :, : ops.kinds.shape[1]], summed[:, :, ops.kinds.shape[1] :], between, between.mT]
+        return torch.cat([part / (part.amax(dim=2, keepdim=True) + 1) for part in parts], dim=2)
+
+    def _may(self, grouping: Tensor) -> Tensor:
+        """[M, G, D] where some op of a group may run. A group without ops is no choice: it is on the first device."""
+        member = one_hot(grouping, self.groups).float()
+        may = torch.einsum("mug,ud->mgd", member, self.ops.may.float()) > 0
+        may[:, :, 0] |= ~may.any(dim=2)
+        return may
+
+
+class SeparatePolicy:
+    """Without groups: a device for each op by itself."""
+
+    def __init__(self, ops: Ops, network: FeedForward) -> None:
+        self.ops, self.network = ops, network
+
+    def sample(self, count: int, generator: torch.Generator) -> Actions:
+        """Devices of units."""
+        chances = self.network(self.ops).masked_fill(~self.ops.may, -torch.inf).softmax(dim=1).cpu()
+        drawn = torch.multinomial(chances, count, replacement=True, generator=generator)
+        return (drawn.T.to(self.ops.may.device),)
+
+    def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
+        """Of these devices."""
+        size = (len(actions[0]), -1, -1)
+        return score_devices(self.network(self.ops).expand(size), self.ops.may.expand(size), actions[0])
+
+    def placements(self, actions: Actions) -> NDArray[np.int32]:
+        """Devices of ops."""
+        return self.ops.groups.expand(actions[0].cpu().numpy())
+
+
+def at_first(ops: Ops, groups: int, together: float) -> Tensor:
+    """[U, G] logits by which ops go with those that they exchange most bytes with, with this probability."""
+    if not together < 1:
+        raise InvalidInput(f"option together = {together}: it must be below 1, so that there is something to learn")
+    home = np.zeros(ops.count, np.int64)
+    home[ops.groups.label] = at_most(ops.groups, groups).label % groups  # memory may not allow so few
+    strength = math.log(max(1.0, together / (1 - together) * (groups - 1)))
+    return one_hot(torch.from_numpy(home), groups) * strength
+
+
+def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, Policy]:
+    """Networks that have learned nothing yet, and how to train them; the options are the planner's."""
+    ops, devices = Ops(problem), problem.num_devices
+    count = min(ops.count, options["groups"] or min(256, 20 * devices))
+    width = ops.kinds.shape[1] + ops.shapes.shape[1] + 2 * count
+    policy: Policy
+    network: nn.Module
+    with seeded(seed):
+        if options["grouping"] == "none":
+            network = FeedForward(ops, devices).to(compute_device())
+            policy = SeparatePolicy(ops, network)
+        else:
+            placer = Seq2Seq(width, devices, options["hidden"], options["constant"], options["temperature"])
+            network = Hierarchy(ops, count, placer).to(compute_device())
+            chance = torch.randint(count, (1, ops.count)).to(compute_device())
+            fixed = chance if options["grouping"] == "random" else None
+            logits = at_first(ops, count, options["together"]).to(compute_device())
+            policy = HierarchicalPolicy(ops, network, logits, options["placements"], fixed)
+    decisions = count if options["grouping"] == "random" else ops.count
+    settings = Settings(
+        rate=options["rate"], samples=options["samples"], entropy=options["entropy"] / decisions, last_entropy=0.0,
+        horizon=options["horizon"], baseline="moving", failures_until=options["horizon"], normalise=True,
+    )  # fmt: skip
+    return Learner(network, settings, seed), policy

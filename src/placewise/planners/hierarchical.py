@@ -1,0 +1,45 @@
+"""The Hierarchical Planner: groups and their devices learned together, from this one graph."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from placewise import learned
+from placewise.driver import Context
+from placewise.planners import planner
+from placewise.problem import Problem
+
+
+@planner("hierarchical", supports=learned.supports)
+def hierarchical(
+    problem: Problem,
+    ctx: Context,
+    *,
+    grouping: Literal["learned", "random", "none"] = "learned",
+    groups: int = 0,
+    together: float = 0.99,
+    hidden: int = 64,
+    constant: float = 5.0,
+    temperature: float = 10.0,
+    samples: int = 16,
+    placements: int = 4,
+    rate: float = 2e-3,
+    entropy: float = 6.0,
+    horizon: int = 250,
+    updates: int = 2000,
+    patience: int = 50,
+) -> None:
+    """One network groups ops, another places the groups (Mirhoseini et al. 2018, Hierarchical Planner, ICLR).
+
+    `groups`: how many; 0 = 20 for each device, up to 256. At first an op is `together` with those that it exchanges
+    most bytes with, by this probability; 0 = by chance, as in the paper. Of an update's `samples`, `placements` at a
+    time have the same grouping. `grouping` may be random, and then stays so, or none: then each op is placed by itself.
+    All else as in `colocrl`.
+    """
+    options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
+    from placewise.learned.hierarchical import learner
+    from placewise.learned.reinforce import single_threaded, train
+
+    with single_threaded():
+        student, policy = learner(problem, int(ctx.rng.integers(2**31)), options)
+        train(ctx, student, policy, updates=updates, patience=patience)

@@ -1,0 +1,174 @@
+"""The Hierarchical Planner: grouping and placement are one action, trained as it was evaluated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from learning import all_of, evaluated_and_trained, exact_gradient, known_optimum, options_of, sampled_gradient
+from placewise import Budget, plan
+from placewise.driver import Context
+from placewise.learned import checkpoint
+from placewise.learned.hierarchical import learner
+from placewise.learned.reinforce import update
+from placewise.simulator import violations
+from problems import problem_of
+
+GROUPINGS = ("learned", "random", "none")
+
+
+def small(devices=2, **options):
+    """Three ops, the first read by the others."""
+    seconds = np.array([3.0, 1.0, 2.0])[:, None] * np.linspace(1.0, 2.0, devices)
+    return problem_of(seconds, [(0, 1), (0, 2)], **options)
+
+
+def actions_of(policy, grouping="learned", devices=2):
+    """Every action: two groups of three ops, or the devices of the three."""
+    if grouping == "none":
+        return (all_of(devices, 3),)
+    groupings = all_of(2, 3) if grouping == "learned" else policy.fixed
+    placed = all_of(devices, 2)
+    return groupings.repeat_interleave(len(placed), dim=0), placed.repeat(len(groupings), 1)
+
+
+def make(problem, seed=1, **options):
+    return learner(problem, seed, options_of("hierarchical", **{"groups": 2} | options))
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_the_probabilities_of_all_actions_sum_to_one(grouping):
+    _, policy = make(small(), grouping=grouping)
+    log_probability, _ = policy.score(actions_of(policy, grouping))
+    assert log_probability.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_samples_come_as_often_as_their_score_says(grouping):
+    _, policy = make(small(), grouping=grouping, temperature=0.5)
+    actions = actions_of(policy, grouping)
+    with torch.no_grad():
+        chances = policy.score(actions)[0].exp().numpy()
+        drawn = policy.sample(20_000, torch.Generator().manual_seed(0))
+    rows, counts = torch.unique(torch.cat(drawn, dim=1), dim=0, return_counts=True)
+    found = {tuple(row.tolist()): count / 20_000 for row, count in zip(rows, counts.tolist(), strict=True)}
+    shares = [found.get(tuple(row.tolist()), 0.0) for row in torch.cat(actions, dim=1)]
+    assert sum(shares) == pytest.approx(1.0)
+    assert shares == pytest.approx(chances.tolist(), abs=0.02)
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_the_gradient_is_that_of_the_expected_reward(grouping):
+    problem = small()
+    fresh = lambda: make(problem, grouping=grouping, entropy=0.0, samples=20_000, placements=1)  # noqa: E731
+    exact = exact_gradient(problem, fresh, actions_of(fresh()[1], grouping))
+    assert np.linalg.norm(exact) > 1e-4
+    assert np.linalg.norm(sampled_gradient(problem, fresh) - exact) < 0.15 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_what_was_evaluated_is_trained_on(grouping):
+    problem, _ = known_optimum()
+    evaluated, trained = evaluated_and_trained(problem, make(problem, grouping=grouping, groups=4))
+    assert len(evaluated) == 5 * 16
+    assert (evaluated == trained).all()
+
+
+def test_groupings_are_placed_several_times_each():
+    problem, _ = known_optimum()
+    _, policy = make(problem, groups=4, together=0.0)
+    with torch.no_grad():
+        grouping, devices = policy.sample(16, torch.Generator().manual_seed(0))
+    assert [len(torch.unique(part, dim=0)) for part in grouping.split(4)] == [1, 1, 1, 1]
+    assert len(torch.unique(grouping, dim=0)) == 4
+    assert len(torch.unique(devices, dim=0)) > 4
+
+
+def test_the_placer_sees_the_grouping():
+    problem, _ = known_optimum()
+    _, policy = make(problem, groups=3)
+    one, other = torch.tensor([[0] * 5 + [1] * 5]), torch.tensor([[0, 1] * 5])
+    seen, changed = policy._embedded(one)[0], policy._embedded(other)[0]
+    assert seen.abs().sum() > 0
+    assert not torch.equal(seen, changed)
+    # Three groups, one kind of op, five numbers for shapes: then edges to the groups, and from them. 0 -> 1 has three.
+    kinds, shapes, to, back = seen.split([1, 5, 3, 3], dim=1)
+    assert kinds[:, 0].tolist() == pytest.approx([5 / 6, 5 / 6, 0.0])
+    assert to[0].tolist() == pytest.approx([7 / 8, 3 / 8, 0.0])
+    assert back[1].tolist() == pytest.approx([3 / 8, 7 / 8, 0.0])
+    assert shapes[2].tolist() == [0.0] * 5
+
+
+def test_with_one_device_only_the_grouping_has_a_probability():
+    problem = problem_of([[3.0], [1.0], [2.0]], [(0, 1), (0, 2)])
+    _, policy = make(problem)
+    actions = actions_of(policy, devices=1)
+    encoded, may = policy._encoded(actions[0])
+    assert policy.network.placer.score(encoded, may, actions[1])[0].tolist() == [0.0] * 8
+    assert policy.score(actions)[0].exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_an_empty_group_is_no_choice():
+    _, policy = make(small())
+    score, _ = policy.score((torch.zeros(2, 3, dtype=torch.long), torch.tensor([[1, 0], [1, 1]])))
+    assert score[0].exp() > 0
+    assert score[1].exp() == 0
+
+
+def test_an_op_that_may_not_follow_its_group_runs_where_it_is_fastest():
+    problem = small(3, pins={"op1": "d2"})
+    _, policy = make(problem)
+    rows = policy.placements((torch.tensor([[0, 0, 1], [1, 1, 1]]), torch.tensor([[0, 1], [0, 2]])))
+    assert rows.tolist() == [[0, 2, 1], [2, 2, 2]]
+    with torch.no_grad():
+        rows = policy.placements(policy.sample(100, torch.Generator().manual_seed(0)))
+    assert all(violations(problem, row) == [] for row in rows)
+
+
+@pytest.mark.parametrize("grouping", ["learned", "none"])
+def test_it_learns(grouping):
+    """An optimum among 59,049 placements; chance and the untrained network come less near."""
+    problem, optimum = known_optimum()
+    options = {"grouping": grouping, "patience": 10_000}
+    found, untrained, by_chance = [], [], []
+    for seed in range(3):
+        budget = Budget(evaluations=3000)
+        found.append(plan(problem, "hierarchical", seed=seed, budget=budget, options=options).value)
+        untrained.append(plan(problem, "hierarchical", seed=seed, budget=budget, options=options | {"rate": 0.0}).value)
+        by_chance.append(plan(problem, "random", seed=seed, budget=budget, options={"samples": 3000}).value)
+    assert max(found) <= 1.02 * optimum
+    assert np.mean(found) < min(np.mean(untrained), np.mean(by_chance))
+
+
+def test_the_same_seed_gives_the_same_plan():
+    problem, _ = known_optimum()
+    found = [plan(problem, "hierarchical", seed=seed, budget=Budget(evaluations=300)) for seed in (4, 4, 5)]
+    assert [x[1:] for x in found[0].history] == [x[1:] for x in found[1].history]
+    assert found[0].placement.tolist() == found[1].placement.tolist()
+    assert [x[1:] for x in found[0].history] != [x[1:] for x in found[2].history]
+
+
+def test_a_training_goes_on_from_a_file_as_if_nothing_had_happened(tmp_path):
+    problem, _ = known_optimum()
+    straight, interrupted = (train(problem, make(problem, groups=4), 4) for _ in range(2))
+    train(problem, straight, 4)
+    checkpoint.save(tmp_path / "half", "hierarchical", interrupted[0], {})
+    resumed = make(problem, seed=99, groups=4)
+    checkpoint.restore(resumed[0], checkpoint.load(tmp_path / "half", "hierarchical"), tmp_path / "half")
+    train(problem, resumed, 4)
+    for name, weights in straight[0].network.state_dict().items():
+        assert torch.equal(weights, resumed[0].network.state_dict()[name]), name
+
+
+def train(problem, pair, updates):
+    for _ in range(updates):
+        update(Context(problem, Budget(), 0, 0.0, None), *pair)
+    return pair
+
+
+def test_how_many_groups():
+    problem = small()
+    for options, count in (({"groups": 0}, 3), ({"groups": 2}, 2), ({"groups": 99}, 3)):
+        _, policy = make(problem, **options)
+        assert policy.groups == count

@@ -19,7 +19,7 @@ from placewise.errors import InvalidInput
 from placewise.graph import Floats
 from placewise.learned import features
 from placewise.learned.episodes import Episodes, Order, Reward, Start
-from placewise.learned.grouping import Groups, at_most, coplace
+from placewise.learned.grouping import Groups, few
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 
@@ -34,7 +34,7 @@ class _Placing:
     ) -> None:
         if not problem.num_ops:
             raise InvalidInput("an environment needs ops to place")
-        self.groups = groups or at_most(coplace(problem), most)
+        self.groups = groups or few(problem, most)
         self.peak = np.full((count, problem.num_devices), np.nan)
         self.episodes = Episodes(self.groups, count, self._score, rng, **settings)
         source, target, _ = self.groups.edges
@@ -96,7 +96,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         order: Order = "program",
         passes: int = 1,
     ) -> None:
-        """Place these groups, or else co-location groups, `most` at most; each group has `passes` turns."""
+        """Place these groups, or else units, or chains merged until there are `most` at most; each group has `passes` turns."""
         self._placing = _Placing(
             problem, 1, groups, most, np.random.default_rng(0), reward=reward, start=start, order=order, passes=passes
         )

@@ -133,6 +133,12 @@ def at_most(groups: Groups, most: int) -> Groups:
     return _numbered(problem, root[groups.label])
 
 
+def few(problem: Problem, most: int) -> Groups:
+    """At most so many groups, and none where there are no more units than that: chains go together first."""
+    groups = units(problem)
+    return groups if groups.count <= most else at_most(chains(problem), most)
+
+
 class _Fit:
     """What decides whether groups may become one: devices in common, and memory."""
 

@@ -26,7 +26,7 @@ from placewise.errors import InvalidInput
 from placewise.graph import Floats
 from placewise.learned import checkpoint
 from placewise.learned.episodes import Devices, Episodes
-from placewise.learned.grouping import Groups, at_most, coplace
+from placewise.learned.grouping import Groups, few
 from placewise.learned.reinforce import Learner, Settings, compute_device, seeded, single_threaded
 from placewise.problem import Problem
 
@@ -459,7 +459,7 @@ def warm_up(problem: Problem) -> None:
     """Compile what there is to compile."""
     size, devices = problem.num_ops, problem.num_devices
     zeros = np.zeros((1, size), np.int64)
-    DeviceView(coplace(problem)).look(States(zeros, zeros[:, 0], zeros, np.ones((1, devices), np.bool_)))
+    DeviceView(few(problem, size)).look(States(zeros, zeros[:, 0], zeros, np.ones((1, devices), np.bool_)))
 
 
 def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
@@ -467,7 +467,7 @@ def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
     for option in ("groups", "episodes", "passes", "width", "rounds"):
         if options[option] < 1:
             raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be 1 or more")
-    groups, seed = at_most(coplace(problem), options["groups"]), int(ctx.rng.integers(2**31))
+    groups, seed = few(problem, options["groups"]), int(ctx.rng.integers(2**31))
     known = None
     path = SHIPPED if options["policy"] == "shipped" else Path(options["policy"])
     if options["policy"] != "none":

@@ -23,7 +23,7 @@ from placewise.driver import Budget, Context
 from placewise.errors import InvalidInput, Unsupported
 from placewise.learned import checkpoint, families
 from placewise.learned.episodes import Episodes, Order, Start, packed
-from placewise.learned.grouping import Groups, at_most, coplace, units
+from placewise.learned.grouping import Groups, few, units
 from placewise.learned.placeto import Architecture, PlacetoLearner, View, network_of, run, settings_of, view_of
 from placewise.learned.reinforce import Learner, compute_device, minus_root, single_threaded, update
 from placewise.planners import get
@@ -241,7 +241,7 @@ class Family:
 
     def _view(self, index: int) -> View:
         problem = self._problems[index]
-        return view_of(self._build.view, at_most(coplace(problem), self._options["groups"]))
+        return view_of(self._build.view, few(problem, self._options["groups"]))
 
     def _view_of(self, task: Task) -> View:
         if self._problems:
@@ -270,7 +270,7 @@ def _drawn(rng: np.random.Generator) -> Groups:
 
 @cache
 def _bundled(model: str, box: str, most: int) -> Groups:
-    return at_most(coplace(_problem(model, box)), most)
+    return few(_problem(model, box), most)
 
 
 @cache

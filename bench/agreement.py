@@ -70,8 +70,8 @@ def blocks(seed: int) -> Problem | None:
     return problem if problem.num_ops <= 6 else None
 
 
-def one_by_one(seed: int) -> Problem | None:
-    return test_min_cut.sequential(seed, devices=2)
+def one_by_one(seed: int, *, memory: bool) -> Problem | None:
+    return test_min_cut.sequential(seed, devices=2, memory=memory)
 
 
 #: What is asked, of whom, with which options.
@@ -86,7 +86,8 @@ CASES: list[tuple[str, str, dict[str, Any], Draw]] = [
     ("latency", "cpsat", {}, partial(in_time, objective="latency")),
     ("completion", "cpsat", {}, partial(in_time, objective="completion")),
     ("latency, in series", "series", {}, blocks),
-    ("latency, sequential", "min-cut", {}, one_by_one),
+    ("sequential", "min-cut", {}, partial(one_by_one, memory=False)),
+    ("sequential, memory", "min-cut", {}, partial(one_by_one, memory=True)),
 ]
 #: Evaluations, for planners that go on as long as they may.
 BUDGETS = {"milp": 20_000, "slot-milp": 100, "cpsat": 200_000, "series": 400_000}

@@ -12,7 +12,7 @@ from oracles import all_placements, brute_force
 from placewise.driver import Budget, Context, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.planners.cover import Cover
-from placewise.planners.linear import TOLERANCE, Programme, tariff
+from placewise.planners.linear import TOLERANCE, Programme, SolverFailed, tariff
 from placewise.planners.loads import Annealer, fused, loads
 from placewise.problem import Execution
 from placewise.simulator import evaluate
@@ -203,6 +203,24 @@ def test_the_solvers_agree(seed):
     assert values[0].value == pytest.approx(values[1].value, rel=1e-5)
     assert all(found.gap < 1e-5 for found in values)
     assert max(found.lower_bound for found in values) <= min(found.value for found in values)
+
+
+def test_the_other_solver_takes_over_from_one_that_fails(monkeypatch):
+    """HiGHS ends with an internal error on one programme of a thousand; here it does on every one."""
+    asked, solve = [], Programme.solve
+
+    def fails(self, *arguments, **options):
+        asked.append(self._solver)
+        if self._solver == "highs":
+            raise SolverFailed("internal error")
+        return solve(self, *arguments, **options)
+
+    monkeypatch.setattr(Programme, "solve", fails)
+    problem = equal_devices(0, execution=Execution(overlap=False, staged=True, contention="none"))
+    found = plan(problem, "milp", budget=Budget(evaluations=50_000))
+    assert found.value == pytest.approx(brute_force(problem)[0], rel=1e-6)
+    assert found.gap < 1e-5
+    assert (asked[0], asked[-1]) == ("highs", "cpsat")
 
 
 def test_more_than_intervals():

@@ -74,6 +74,10 @@ def _dominated(given: Loads, links: list[tuple[int, int]]) -> bool:
     return any(len(ends) == 1 and bool(given.pays[min(ends)]) for ends in paid)
 
 
+class SolverFailed(Exception):
+    """The solver gave up on a programme with an error of its own, as HiGHS does on one small one of a thousand."""
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """What a solver says."""
@@ -299,8 +303,11 @@ class Programme:
             if not timed:
                 asked.cp_sat.max_deterministic_time = nodes / 100
         kind = mathopt.SolverType.HIGHS if self._solver == "highs" else mathopt.SolverType.CP_SAT
-        with quiet():
-            result = mathopt.solve(self._model, kind, params=asked)
+        try:
+            with quiet():
+                result = mathopt.solve(self._model, kind, params=asked)
+        except Exception as error:  # MathOpt has no class for it
+            raise SolverFailed(f"{self._solver}: {error!r:.200}") from error
         reason, limits = result.termination.reason, result.termination.objective_bounds
         if reason == mathopt.TerminationReason.INFEASIBLE:
             return Answer(None, self._value * (1 - TOLERANCE), True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import Final
@@ -13,7 +14,7 @@ from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.cover import Cover
-from placewise.planners.linear import TOLERANCE, Programme, Solver, tariff
+from placewise.planners.linear import TOLERANCE, Programme, Solver, SolverFailed, tariff
 from placewise.planners.loads import Annealer, Loads, fused, loads
 from placewise.problem import Problem
 from placewise.simulator.throughput import throughput_loads
@@ -58,8 +59,15 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
         ctx.evaluate(np.zeros(problem.num_ops, np.int32))
         return
     _warm_start(ctx)
-    if ctx.should_stop():
-        return
+    others: list[Solver] = ["highs", "cpsat"]
+    for able in dict.fromkeys([solver, *others]):
+        if ctx.should_stop():
+            return
+        with suppress(SolverFailed):  # the other solver takes over
+            return _search(problem, ctx, able)
+
+
+def _search(problem: Problem, ctx: Context, solver: Solver) -> None:
     state = _State(problem, ctx, solver)
     state.anneal_once()  # what it finds is often soon proved
     state.solve(_FIRST, heuristics=True)

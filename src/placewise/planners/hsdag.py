@@ -27,7 +27,7 @@ def hsdag(
     rate: float = 1e-3,
     entropy: float = 1.0,
     hidden: int = 64,
-    keep: float = 0.9,
+    keep: float = 0.7,
     nodes: int = 1000,
     colocate: bool = True,
     shape: bool = True,

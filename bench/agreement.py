@@ -4,10 +4,10 @@
     python bench/agreement.py --only milp
 
 A problem has 5 to 7 ops on 2 to 4 devices, and some of everything: groups, pins, limits of memory, links that differ,
-several outputs and readers. `same` counts plans whose value is the best of all placements (and orders, for cpsat and
-series); `true` counts bounds that are not above the best, `proved` those that meet the plan's value, and `checked`
-plans of which placewise.certificate refutes nothing. Brute force judges placements with the simulator, which
-tests/reference.py equals bit for bit. Problems are drawn as in the tests, with other seeds.
+several outputs and readers. `able` counts problems that have a plan, and `same` plans whose value is the best of all
+placements (and orders, for cpsat and series). `true` counts bounds that are not above the best, `proved` those that
+meet the plan's value, and `checked` plans of which placewise.certificate refutes nothing. Brute force judges placements
+with the simulator, which tests/reference.py equals bit for bit. Problems are drawn as in the tests, with other seeds.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def one_by_one(seed: int, *, memory: bool) -> Problem | None:
 
 #: What is asked, of whom, with which options.
 CASES: list[tuple[str, str, dict[str, Any], Draw]] = [
-    ("intervals, equal links", "ideals", {}, partial(intervals, equal=True)),
-    ("intervals, any links", "ideals", {}, partial(intervals, equal=False)),
+    ("intervals, equal", "ideals", {}, partial(intervals, equal=True)),
+    ("intervals, any", "ideals", {}, partial(intervals, equal=False)),
     *((f"stages, {option}", "ideals", {}, partial(in_stages, option=option)) for option in test_replication.OPTIONS),
     ("throughput", "milp", {"solver": "highs"}, anything),
     ("throughput", "milp", {"solver": "cpsat"}, anything),
@@ -104,21 +104,21 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def tally(draw: Draw, planner: str, settings: dict[str, Any], count: int) -> dict[str, int]:
-    met = dict.fromkeys(("problems", "feasible", "same", "true", "proved", "checked"), 0)
+    met = dict.fromkeys(("drawn", "able", "same", "true", "proved", "checked"), 0)
     budget = Budget(evaluations=BUDGETS.get(planner))
     for problem in problems(draw, count):
         timed = planner in ("cpsat", "series")
         best = test_cpsat.the_best(problem) if timed else brute_force(problem)[0] if problem.num_ops else 0.0
-        met["problems"] += 1
+        met["drawn"] += 1
         try:
             found = plan(problem, planner, budget=budget, options=settings)
         except NoFeasiblePlan:
-            met["feasible"] += math.isfinite(best)
+            met["able"] += math.isfinite(best)
             continue
         except Unsupported:
-            met["problems"] -= 1
+            met["drawn"] -= 1
             continue
-        met["feasible"] += 1
+        met["able"] += 1
         met["same"] += math.isclose(found.value, best, rel_tol=1e-5 if settings else 1e-9, abs_tol=1e-12)
         met["true"] += found.lower_bound <= best * (1 + 1e-9)
         met["proved"] += found.gap <= (1e-4 if settings else 2e-9)

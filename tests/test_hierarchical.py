@@ -89,7 +89,7 @@ def test_the_placer_sees_the_grouping():
     problem, _ = known_optimum()
     _, policy = make(problem, groups=3)
     one, other = torch.tensor([[0] * 5 + [1] * 5]), torch.tensor([[0, 1] * 5])
-    seen, changed = policy._embedded(one)[0], policy._embedded(other)[0]
+    seen, changed = policy._described(one)[0][0], policy._described(other)[0][0]
     assert seen.abs().sum() > 0
     assert not torch.equal(seen, changed)
     # Three groups, one kind of op, five numbers for shapes: then edges to the groups, and from them. 0 -> 1 has three.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from placewise.errors import InvalidInput
 
@@ -67,8 +66,8 @@ class Seq2Seq(nn.Module):
 
     def _logits(self, steps: Tensor, states: Tensor) -> Tensor:
         """[B, S, D] from the decoder's states [B, S, H]."""
-        seen = scaled_dot_product_attention(self.query(steps), states, states)
-        logits: Tensor = self.head(torch.cat([steps, seen], dim=2))
+        attention = (self.query(steps) @ states.mT).softmax(dim=2)
+        logits: Tensor = self.head(torch.cat([steps, attention @ states], dim=2))
         return self.constant * torch.tanh(logits / self.temperature)
 
 

@@ -1,8 +1,8 @@
 """ColocRL: a sequence-to-sequence network places co-location groups, trained by REINFORCE.
 
 The paper (Mirhoseini et al. 2017, arXiv:1706.04972) also has rules for its models, such as one group for each step of
-an LSTM; here all graphs have the same rules, and beyond 256 groups the heaviest edges are merged. Advantages are divided
-by their spread, and there is a falling bonus for entropy. The network is smaller: what a CPU can do.
+an LSTM; here all graphs have the same rules, and beyond 256 groups the heaviest edges are merged. Advantages are
+divided by their spread, and there is a falling bonus for entropy. The network is smaller: what a CPU can do.
 """
 
 from __future__ import annotations

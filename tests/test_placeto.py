@@ -198,7 +198,7 @@ def test_seconds_and_bytes_may_have_any_unit():
 
 
 def toy(problem, kind, score, *, rate, updates=60):
-    """The mean runtime of greedy episodes from random starts after a training, and the evaluations it took."""
+    """The mean runtime of episodes from random starts after a training, and the evaluations that it took."""
     groups, spent = units(problem), [0]
 
     def counted(rows):
@@ -212,7 +212,7 @@ def toy(problem, kind, score, *, rate, updates=60):
         learner.learn(view, run(learner.network, view, episodes, learner.generator), "toy")
     trained = spent[0]
     episodes.reset()
-    return run(learner.network, view, episodes, learner.generator, greedy=8).values[-1].mean(), trained
+    return run(learner.network, view, episodes, learner.generator).values[-1].mean(), trained
 
 
 def chain(devices):
@@ -226,9 +226,9 @@ def test_toy_one_device_is_right():
         return (rows != 2).sum(axis=1).astype(float)
 
     learned, spent = toy(chain(3), "paper", score, rate=1e-2)
-    assert learned == 0.0
-    assert spent < 3000
-    assert toy(chain(3), "paper", score, rate=0.0)[0] > 2.0
+    assert learned < 0.5
+    assert spent < 3500
+    assert toy(chain(3), "paper", score, rate=0.0)[0] > 4.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,36 +239,38 @@ def test_toy_neighbours_together(kind):
         return (rows[:, 1:] != rows[:, :-1]).sum(axis=1).astype(float)
 
     learned, spent = toy(chain(3), kind, score, rate=1e-2, updates=80)
-    assert learned <= 0.25
-    assert spent < 4000
-    assert toy(chain(3), kind, score, rate=0.0)[0] > 1.0
+    assert learned < 0.5
+    assert spent < 5000
+    assert toy(chain(3), kind, score, rate=0.0)[0] > 3.0
 
 
 def test_it_reaches_the_optimum_of_a_small_graph():
     problem, optimum = known_optimum()
-    budget = Budget(evaluations=4000)
-    alone = {"policy": "none", "width": 8, "rounds": 3}
-    found = plan(problem, "placeto", budget=budget, options=alone)
-    assert found.value <= 1.02 * optimum
-    chance = plan(problem, "random", budget=budget, options={"samples": 4000})
-    assert chance.value > 1.05 * optimum
+
+    def mean(planner, **options):
+        runs = [plan(problem, planner, budget=Budget(evaluations=4000), seed=s, options=options) for s in range(3)]
+        return np.mean([found.value for found in runs]) / optimum
+
+    assert mean("placeto", policy="none") <= 1.01
+    assert mean("placeto", policy="none", rate=0.0) > 1.03
+    assert mean("random", samples=4000) > 1.03
 
 
 def test_the_shipped_policy_places_graphs_that_it_has_not_seen():
-    """Better than a thousand placements by chance, with a tenth of the evaluations; and better than untrained."""
-    wins, ratios = 0, []
+    """With a hundred evaluations it is well ahead of as many placements by chance, and of ten times as many."""
+    budget, ours, chance, more = Budget(evaluations=100), [], [], []
     for seed in range(8):
         problem = families.draw(families.NAMES[seed % 5], np.random.default_rng([123, seed]), least=16)
-        options = {"passes": 1, "episodes": 4}
         try:
-            ours = plan(problem, "placeto", budget=Budget(evaluations=100), options=options).value
-            chance = plan(problem, "random", options={"samples": 1000}).value
+            few, many = (plan(problem, "random", options={"samples": count}).value for count in (100, 1000))
+            ours.append(plan(problem, "placeto", budget=budget).value)
         except NoFeasiblePlan:
             continue
-        wins += ours < chance
-        ratios.append(ours / chance)
-    assert wins >= len(ratios) - 1 >= 5
-    assert np.mean(ratios) < 0.8
+        chance.append(few)
+        more.append(many)
+    assert len(ours) >= 5
+    assert np.mean(np.array(ours) / chance) < 0.85
+    assert np.mean(np.array(ours) / more) < 0.95
 
 
 # ---- files and options -----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class PlacementEnv(gymnasium.Env[Observation, np.int64]):
         order: Order = "program",
         passes: int = 1,
     ) -> None:
-        """Place these groups, or else units, or chains merged until there are `most` at most; each group has `passes` turns."""
+        """Place these groups, or else units, merged until there are `most` at most; each group has `passes` turns."""
         self._placing = _Placing(
             problem, 1, groups, most, np.random.default_rng(0), reward=reward, start=start, order=order, passes=passes
         )

@@ -520,6 +520,7 @@ def _learn(ctx: Context, learner: PlacetoLearner, view: View, episodes: Episodes
         if ctx.spent:  # exploration ends when the budget does
             horizon = min(updates, round(learner.updates / ctx.spent))
             learner.settings = replace(learner.settings, horizon=max(1, horizon))
+        episodes.start = "random"  # whoever always begins at the same place learns little about others
         episodes.reset()
 
 

@@ -225,7 +225,7 @@ def hierarchical() -> Table:
         "Hierarchical Planner (HP): seconds per training step", "Mirhoseini et al., ICLR 2018", "model, GPUs",
         columns | {"ColocRL": "colocrl", "HP": "hierarchical", "auto": "auto", "bound": "bound"},
         [replace(row, instead={"expert": "gpu-only"}) if row.published["expert"] == row.published["GPU"] else row
-         for row in found],
+         for row in found], best=False,
     )  # fmt: skip
 
 
@@ -439,8 +439,9 @@ def as_text(name: str, results: list[dict[str, Any]]) -> str:
     printed = [[part[i] for part in line] for line in cells for i in (0, 1)]
     printed = [line for line in printed if any(line)]
     widths = [max(map(len, column)) for column in zip(header, *printed, strict=True)]
+    gap = "  " if sum(widths) + 2 * len(widths) <= 82 else " "
     body = [
-        "  ".join([first.ljust(widths[0]), *(x.rjust(w) for x, w in zip(rest, widths[1:], strict=True))]).rstrip()
+        gap.join([first.ljust(widths[0]), *(x.rjust(w) for x, w in zip(rest, widths[1:], strict=True))]).rstrip()
         for first, *rest in [header, ["-" * width for width in widths], *printed]
     ]
     return "\n".join(

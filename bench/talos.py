@@ -54,10 +54,11 @@ def measure(options: Any) -> list[dict[str, Any]]:
         progress("no packed chains: set PLACEWISE_DATA")
         return [{"pair": "none"}]
     data = json.loads((folder / "packed_tv20.json").read_text())
-    return [pair(data, name, exact, float(options.seconds)) for name, exact in data["exact_optimal_toct_ms"].items()]
+    optima = data["exact_optimal_toct_ms"].items()
+    return [pair(data, name, exact, float(options.seconds), options.seed) for name, exact in optima]
 
 
-def pair(data: Any, name: str, exact: float, seconds: float) -> dict[str, Any]:
+def pair(data: Any, name: str, exact: float, seconds: float, seed: int) -> dict[str, Any]:
     progress(name)
     problem = packed_chains.load(data, name.split("+"))
     first = np.where(problem.graph.model == 0, 0, 1)
@@ -65,7 +66,7 @@ def pair(data: Any, name: str, exact: float, seconds: float) -> dict[str, Any]:
     budget = Budget(seconds=seconds)
     found = {planner: plan(problem, planner, budget=budget).value * 1e3 for planner in ("tsam", "heft", "spt")}
     found["Talos"] = plan(problem, "talos", budget=budget, options={"moves": 0}).value * 1e3
-    reassigned = plan(problem, "talos", budget=budget)
+    reassigned = plan(problem, "talos", budget=budget, seed=seed)
     found["reassigned"] = reassigned.value * 1e3
     cells = {key.upper() if key.islower() and key != "reassigned" else key: f"{v:.1f}" for key, v in found.items()}
     return {
@@ -120,5 +121,6 @@ if __name__ == "__main__":
         measure,
         data={"default": os.environ.get("PLACEWISE_DATA"), "help": "folder that holds talos/"},
         seconds={"default": "5", "help": "budget of each planner"},
+        seed={"type": int, "default": 0, "help": "of the reassignment"},
         affinity={"action": "store_true", "help": "the table of affinities instead"},
     )

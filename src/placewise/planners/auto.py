@@ -55,6 +55,8 @@ def auto(problem: Problem, ctx: Context) -> None:
         ctx.delegate("multilevel")
         return
     plans = _starts(problem, ctx)
+    for name in ("cpsat", "fit") if ctx.best is None else ():  # half the budget was not enough: memory comes first
+        ctx.delegate(name, share=0.8)
     if not plans or not problem.num_units or problem.num_devices == 1 or ctx.should_stop():
         return
     runners = [_Runner(name, steps) for name, steps in _searches(problem, ctx, plans)]

@@ -9,6 +9,7 @@ import torch
 from learning import all_of, evaluated_and_trained, exact_gradient, known_optimum, options_of, sampled_gradient
 from placewise import Budget, plan
 from placewise.driver import Context
+from placewise.errors import InvalidInput
 from placewise.learned import checkpoint
 from placewise.learned.hierarchical import learner
 from placewise.learned.reinforce import update
@@ -169,6 +170,9 @@ def train(problem, pair, updates):
 
 def test_how_many_groups():
     problem = small()
-    for options, count in (({"groups": 0}, 3), ({"groups": 2}, 2), ({"groups": 99}, 3)):
+    for options, count in (({"groups": 1}, 1), ({"groups": 2}, 2), ({"groups": 99}, 3)):
         _, policy = make(problem, **options)
         assert policy.groups == count
+    for wrong in ({"groups": 0}, {"together": 1.0}, {"hidden": 5}, {"placements": 0}):
+        with pytest.raises(InvalidInput, match=next(iter(wrong))):
+            make(problem, **wrong)

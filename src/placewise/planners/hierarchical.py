@@ -16,7 +16,7 @@ def hierarchical(
     ctx: Context,
     *,
     grouping: Literal["learned", "random", "none"] = "learned",
-    groups: int = 0,
+    groups: int = 64,
     together: float = 0.99,
     hidden: int = 64,
     constant: float = 5.0,
@@ -31,10 +31,10 @@ def hierarchical(
 ) -> None:
     """One network groups ops, another places the groups (Mirhoseini et al. 2018, Hierarchical Planner, ICLR).
 
-    `groups`: how many; 0 = 20 for each device, up to 256. At first an op is `together` with those that it exchanges
-    most bytes with, by this probability; 0 = by chance, as in the paper. Of an update's `samples`, `placements` at a
-    time have the same grouping. `grouping` may be random, and then stays so, or none: then each op is placed by itself.
-    All else as in `colocrl`.
+    At most so many `groups`. At first an op is `together` with those that it exchanges most bytes with, by this
+    probability; 0 = by chance, as in the paper. Of an update's `samples`, `placements` at a time have the same
+    grouping. `grouping` may be random, and then stays so, or none: then each op is placed by itself. All else as in
+    `colocrl`.
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
     from placewise.learned.hierarchical import learner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,9 @@ from placewise.problem import Problem
 from placewise.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from placewise.executor import PlacedModule
     from placewise.simulator.timeline import Timeline
 
 
@@ -81,6 +84,23 @@ class Plan:
         """Op name to device name."""
         names = self.problem.cluster.device_names
         return dict(zip(self.problem.graph.op_names, (names[d] for d in self.placement.tolist()), strict=True))
+
+    def apply(
+        self,
+        module: nn.Module,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        devices: Mapping[str, str] | None = None,
+        threads: int | None = None,
+    ) -> PlacedModule:
+        """The PyTorch module, called as before, run over the plan's devices (see `executor.placed`)."""
+        from placewise.importers import require
+
+        require("torch", "torch")
+        from placewise.executor import placed
+
+        return placed(self, module, args, kwargs, devices=devices, threads=threads)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained JSON file (gzip if the name ends in .gz); see `Plan.load`."""

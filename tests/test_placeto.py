@@ -56,7 +56,7 @@ def replay(groups, actions):
         costs.append(episodes.cost)
         values.append(episodes.value.copy())
     states = States(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
-    return Record(states, np.array(actions), np.array(costs), np.array(values))
+    return Record(states, np.array(actions), np.array(costs), np.array(values), np.zeros(len(actions)))
 
 
 def flat(learner, loss):
@@ -119,7 +119,9 @@ def test_the_baseline_is_the_mean_over_other_recent_episodes_of_the_same_step():
     state = replay(groups, [0, 0]).states
 
     def learn(costs, problem):
-        record = Record(States(*(np.repeat(part, 2, axis=0) for part in state)), np.zeros(4), np.array(costs), None)
+        record = Record(
+            States(*(np.repeat(part, 2, axis=0) for part in state)), np.zeros(4), np.array(costs), None, None
+        )
         learner.learn(view, record, problem)
         return seen[-1].tolist()
 
@@ -257,20 +259,37 @@ def test_it_reaches_the_optimum_of_a_small_graph():
 
 
 def test_the_shipped_policy_places_graphs_that_it_has_not_seen():
-    """With a hundred evaluations it is well ahead of as many placements by chance, and of ten times as many."""
-    budget, ours, chance, more = Budget(evaluations=100), [], [], []
+    """It is ahead of as many placements by chance, and of more than it needs."""
+    ours, chance, more = [], [], []
     for seed in range(8):
         problem = families.draw(families.NAMES[seed % 5], np.random.default_rng([123, seed]), least=16)
         try:
-            few, many = (plan(problem, "random", options={"samples": count}).value for count in (100, 1000))
-            ours.append(plan(problem, "placeto", budget=budget).value)
+            found = plan(problem, "placeto")
+            few, many = (plan(problem, "random", options={"samples": n}).value for n in (found.evaluations, 2000))
         except NoFeasiblePlan:
             continue
+        assert found.evaluations < 1500
+        ours.append(found.value)
         chance.append(few)
         more.append(many)
     assert len(ours) >= 5
-    assert np.mean(np.array(ours) / chance) < 0.85
+    assert np.mean(np.array(ours) / chance) < 0.9
     assert np.mean(np.array(ours) / more) < 0.95
+
+
+def test_ppo_goes_no_further_than_the_ratio():
+    """The gradient of the first epoch is that of REINFORCE; an action that has become likely enough has none."""
+    problem = problem_of([[1.0, 3.0], [2.0, 1.0], [1.0, 1.5]], [(0, 1), (0, 2)], sizes=0.5)
+    groups = units(problem)
+    plain, view = made(groups)
+    clipped, _ = made(groups, epochs=4)
+    record = run(plain.network, view, episodes_of(groups, 4), plain.generator)
+    weight = np.ones(len(record.actions))
+    one, two = (sum(flat(x, loss) for loss in x._losses(view, record, weight)) for x in (plain, clipped))
+    torch.testing.assert_close(one, two)
+    far = replace(record, logs=record.logs - 1.0)  # since then, e times as likely
+    assert sum(flat(clipped, loss) for loss in clipped._losses(view, far, weight)).abs().max() == 0.0
+    assert sum(flat(clipped, loss) for loss in clipped._losses(view, far, -weight)).abs().max() > 0.0
 
 
 # ---- files and options -----------------------------------------------------------------------------------------------
@@ -305,7 +324,7 @@ def test_a_policy_of_ones_own_and_more_training(tmp_path):
         plan(problem, "placeto", options={"policy": str(tmp_path / "none.safetensors")})
 
 
-@pytest.mark.parametrize("name", ["groups", "episodes", "passes", "width", "rounds"])
+@pytest.mark.parametrize("name", ["groups", "episodes", "epochs", "passes", "width", "rounds"])
 def test_options_that_must_be_above_zero(name):
     with pytest.raises(InvalidInput, match=f"option {name} of placeto"):
         plan(chain(2), "placeto", options={name: 0})

@@ -344,6 +344,7 @@ class Record:
     actions: Devices  # [T * B]
     costs: Floats  # [T + 1, B]
     values: Floats  # [T + 1, B] infinite where a constraint is broken
+    logs: Floats  # [T * B] log-probabilities of the actions when they were taken
 
 
 @torch.no_grad()
@@ -358,7 +359,7 @@ def run(
 ) -> Record:
     """Episodes from where they are to their end; the first so many take what is most likely, others by chance."""
     rows: list[States] = []
-    chosen, costs, values = [], [episodes.cost], [episodes.value.copy()]
+    chosen, likely, costs, values = [], [], [episodes.cost], [episodes.value.copy()]
     while not episodes.done:
         now = States(episodes.placement.copy(), episodes.node.copy(), episodes.visits.copy(), episodes.mask)
         logs = log_probabilities(network, view, now).cpu()
@@ -367,12 +368,13 @@ def run(
         episodes.step(actions)
         rows.append(now)
         chosen.append(actions)
+        likely.append(logs.numpy()[np.arange(episodes.count), actions])
         costs.append(episodes.cost)
         values.append(episodes.value.copy())
         if should_stop():
             break
     states = States(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
-    return Record(states, np.concatenate(chosen), np.array(costs), np.array(values))
+    return Record(states, np.concatenate(chosen), np.array(costs), np.array(values), np.concatenate(likely))
 
 
 def returns(costs: Floats, discount: float, *, final: bool) -> Floats:
@@ -391,7 +393,7 @@ def _part(states: States, rows: slice) -> States:
 
 
 class PlacetoLearner(Learner):
-    """REINFORCE with a baseline for each step: the mean over other recent episodes of the same problem."""
+    """REINFORCE, or PPO over a few epochs; the baseline of a step is its mean over other recent episodes."""
 
     REMEMBERED: Final = 16  # episodes of a problem
 
@@ -415,7 +417,8 @@ class PlacetoLearner(Learner):
             self._recent[problem] = np.concatenate([recent, found.T])[-self.REMEMBERED :]
         if self.settings.normalise:
             advantage = advantage / (float(np.sqrt((advantage**2).mean())) + 1e-8)
-        self.descend(self._losses(view, record, advantage.ravel()))
+        for _ in range(self.settings.epochs):
+            self.descend(self._losses(view, record, advantage.ravel()))
         self.updates += 1
 
     def _losses(self, view: View, record: Record, advantage: Floats) -> Iterator[Tensor]:
@@ -429,7 +432,12 @@ class PlacetoLearner(Learner):
             taken = logs.gather(1, torch.from_numpy(record.actions[part]).to(device)[:, None])[:, 0]
             entropy = -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)).sum(dim=1)
             weight = torch.as_tensor(advantage[part], dtype=torch.float32, device=device)
-            yield -(weight * taken + self.entropy_weight * entropy).sum() / total
+            gain = weight * taken
+            if self.settings.epochs > 1:  # PPO: no further than the ratio allows from what was likely then
+                ratio = (taken - torch.as_tensor(record.logs[part], device=device)).exp()
+                near = ratio.clamp(1 - self.settings.ratio, 1 + self.settings.ratio)
+                gain = torch.minimum(ratio * weight, near * weight)
+            yield -(gain + self.entropy_weight * entropy).sum() / total
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """With the recent returns."""
@@ -451,7 +459,7 @@ def settings_of(options: Mapping[str, Any], horizon: int) -> Settings:
     """How the planner's options say that a policy is trained."""
     return Settings(
         rate=options["rate"], last_rate=options["rate"] / 10, samples=options["episodes"], entropy=options["entropy"],
-        last_entropy=0.0, horizon=max(1, horizon), normalise=True,
+        last_entropy=0.0, horizon=max(1, horizon), normalise=True, epochs=options["epochs"],
     )  # fmt: skip
 
 
@@ -464,7 +472,7 @@ def warm_up(problem: Problem) -> None:
 
 def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
     """Plan with a policy that has been trained, with one that is trained here, or with both."""
-    for option in ("groups", "episodes", "passes", "width", "rounds"):
+    for option in ("groups", "episodes", "epochs", "passes", "width", "rounds"):
         if options[option] < 1:
             raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be 1 or more")
     groups, seed = few(problem, options["groups"]), int(ctx.rng.integers(2**31))

@@ -26,6 +26,7 @@ def placeto(
     train: bool = False,
     groups: int = 100,
     episodes: int = 8,
+    epochs: int = 4,
     passes: int = 4,
     order: Literal["program", "random", "heaviest"] = "program",
     reward: Literal["improvement", "final"] = "improvement",
@@ -40,7 +41,8 @@ def placeto(
     """Improves a placement group by group, as a policy trained on other graphs says (Placeto 2019, arXiv:1906.08879).
 
     `policy` is the shipped one, `none` (train a new one on this graph) or a file that `placewise train` wrote; with
-    `train` it goes on learning from this graph, for `updates` batches of `episodes`. Without, a batch of episodes, one
+    `train` it goes on learning from this graph, for `updates` batches of `episodes`, with so many `epochs` each (more
+    than one: PPO). Without, a batch of episodes, one
     of them greedy, begins where the fastest device is packed first, then others where the best so far ended: `passes`
     in all. `groups` is the most groups of ops, `order` that of their turns. With `train` or `none`: `reward` is each
     step's improvement or the final value, `discount` of what follows, `rate` of Adam, `entropy` of exploration at

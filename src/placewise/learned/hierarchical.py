@@ -150,7 +150,7 @@ class HierarchicalPolicy:
         row = torch.arange(count, device=grouping.device)[:, None]
         total = torch.zeros(count * groups, ops.content.shape[1], device=grouping.device)
         total.index_add_(0, (grouping + row * groups).flatten(), ops.content.repeat(count, 1))
-        kinds, shapes, members = total.view(count, groups, -1).split(ops.widths, dim=2)
+        kinds, shapes, members = torch.split(total.view(count, groups, -1), ops.widths, dim=2)
         pair = (row * groups + grouping[:, ops.source]) * groups + grouping[:, ops.target]
         between = torch.bincount(pair.flatten(), minlength=count * groups**2).float().view(count, groups, groups)
         parts = [part / (part.amax(dim=2, keepdim=True) + 1) for part in (kinds, shapes, between, between.mT)]

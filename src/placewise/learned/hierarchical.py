@@ -112,15 +112,14 @@ class HierarchicalPolicy:
         return grouping, self.network.placer.sample(encoded, may, generator)
 
     def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Of these groupings and these devices together."""
+        """Of these groupings and these devices together; a bonus for the entropy of groupings would only dissolve them."""
         grouping, devices = actions
         encoded, may = self._encoded(grouping)
         placed, entropy = self.network.placer.score(encoded, may, devices)
         if self.fixed is not None:
             return placed, entropy
-        log_chances = self._log_chances()
-        grouped = log_chances.gather(1, grouping.T).sum(dim=0)
-        return grouped + placed, entropy - (log_chances.exp() * log_chances).sum()
+        grouped = self._log_chances().gather(1, grouping.T).sum(dim=0)
+        return grouped + placed, entropy
 
     def placements(self, actions: Actions) -> NDArray[np.int32]:
         """Each op goes where its group goes."""

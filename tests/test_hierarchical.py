@@ -134,10 +134,10 @@ def test_it_learns(grouping):
     options = {"grouping": grouping, "patience": 10_000}
     found, untrained, by_chance = [], [], []
     for seed in range(3):
-        budget = Budget(evaluations=3000)
+        budget = Budget(evaluations=2000)
         found.append(plan(problem, "hierarchical", seed=seed, budget=budget, options=options).value)
         untrained.append(plan(problem, "hierarchical", seed=seed, budget=budget, options=options | {"rate": 0.0}).value)
-        by_chance.append(plan(problem, "random", seed=seed, budget=budget, options={"samples": 3000}).value)
+        by_chance.append(plan(problem, "random", seed=seed, budget=budget, options={"samples": 2000}).value)
     assert max(found) <= 1.02 * optimum
     assert np.mean(found) < min(np.mean(untrained), np.mean(by_chance))
 

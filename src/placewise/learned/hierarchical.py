@@ -112,7 +112,7 @@ class HierarchicalPolicy:
         return grouping, self.network.placer.sample(encoded, may, generator)
 
     def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Of these groupings and these devices together; a bonus for the entropy of groupings would only dissolve them."""
+        """Of these groupings and devices together. The entropy is that of the devices: its bonus dissolves groups."""
         grouping, devices = actions
         encoded, may = self._encoded(grouping)
         placed, entropy = self.network.placer.score(encoded, may, devices)

@@ -97,7 +97,7 @@ class DeviceView:
         self._seconds = np.where(groups.allowed, groups.seconds, -1.0)
         self._best = groups.seconds.min(axis=1)
         self._links = (problem.cluster.latency, problem.cluster.seconds_per_byte)
-        self._share = groups.resident[:, None] / problem.capacity  # zero where memory is unlimited
+        self._share = groups.resident[:, None] / np.maximum(problem.capacity, 1e-300)  # zero where it is unlimited
         above = groups.reachable.T
         self._peers = ~(above | above.T | np.eye(groups.count, dtype=np.bool_))
         self._flags = np.array(
@@ -212,10 +212,10 @@ def _see(
                 x[1] = u == v
                 x[2] = visits[s, u] > 0
                 if seconds[u, d] >= 0.0:
-                    x[3] = np.log1p(seconds[u, d] / unit)
+                    x[3] = np.log1p(min(seconds[u, d] / unit, 1e6))
                     x[4] = min(np.log((seconds[u, d] + 1e-3 * unit) / (best[u] + 1e-3 * unit)), 6.0) / 2
                     x[5] = 1.0
-                x[6] = np.log1p(took[u] / unit)
+                x[6] = np.log1p(min(took[u] / unit, 1e6))
                 x[7] = np.log1p(min(into[u, d] / unit, 1e6))
                 x[8] = np.log1p(min(out[u, d] / unit, 1e6))
                 x[9] = (top[u] + took[u] + bottom[u]) / longest
@@ -238,12 +238,12 @@ def _see(
                 if other != d:
                     others = max(others, load[other])
             x = whole[s, d]
-            x[0] = (load[d] + mine) / total
+            x[0] = min((load[d] + mine) / total, 1e3)
             x[1] = min(max(np.log((load[d] + mine + 1e-3 * total) / (others + 1e-3 * total)), -4.0), 4.0) / 2
-            x[2] = np.log1p(near[d] / unit)
+            x[2] = np.log1p(min(near[d] / unit, 1e6))
             x[3] = min(max(np.log((before + mine + after + 1e-3 * longest) / longest), -4.0), 4.0)
             x[4] = min(held[d] + share[v, d], 2.0)
-            x[5] = np.log1p((load[d] + mine) / unit)
+            x[5] = np.log1p(min((load[d] + mine) / unit, 1e6))
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -504,13 +504,14 @@ def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
 
 
 def _improve(ctx: Context, learner: PlacetoLearner, view: View, episodes: Episodes, passes: int) -> None:
-    """Episodes without learning, each batch from where the best so far has come."""
-    for _ in range(passes):
+    """Episodes without learning: from one device, from random placements, then from the best so far."""
+    for index in range(passes):
         before = episodes.best_value.min()
         run(learner.network, view, episodes, learner.generator, greedy=1, should_stop=ctx.should_stop)
-        if ctx.should_stop() or not episodes.best_value.min() < before:
+        if ctx.should_stop() or (index > 1 and not episodes.best_value.min() < before):
             break
-        episodes.reset(episodes.best[episodes.best_value.argmin()])
+        episodes.start = "random"
+        episodes.reset(None if index == 0 else episodes.best[episodes.best_value.argmin()])
 
 
 def _learn(ctx: Context, learner: PlacetoLearner, view: View, episodes: Episodes, updates: int) -> None:

@@ -42,11 +42,11 @@ def placeto(
 
     `policy` is the shipped one, `none` (train a new one on this graph) or a file that `placewise train` wrote; with
     `train` it goes on learning from this graph, for `updates` batches of `episodes`, with so many `epochs` each (more
-    than one: PPO). Without, a batch of episodes, one
-    of them greedy, begins where the fastest device is packed first, then others where the best so far ended: `passes`
-    in all. `groups` is the most groups of ops, `order` that of their turns. With `train` or `none`: `reward` is each
-    step's improvement or the final value, `discount` of what follows, `rate` of Adam, `entropy` of exploration at
-    first; with `none`: what the network looks like (`view=paper` has one output per device, as the paper has).
+    than one: PPO). Without, there are `passes` of as many episodes, one of them greedy: from the fastest device packed
+    first, from random placements, then from the best so far. `groups` is the most groups of ops, `order` that of their
+    turns. With `train` or `none`: `reward` is each step's improvement or the final value, `discount` of what follows,
+    `rate` of Adam, `entropy` of exploration at first; with `none`: what the network looks like (`view=paper` has one
+    output per device, as the paper has).
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
     from placewise.learned.placeto import place

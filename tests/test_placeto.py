@@ -11,7 +11,7 @@ import torch
 
 from learning import known_optimum, options_of
 from placewise import Budget, plan
-from placewise.errors import InvalidInput, NoFeasiblePlan
+from placewise.errors import InvalidInput
 from placewise.learned import checkpoint, families
 from placewise.learned.episodes import Episodes
 from placewise.learned.grouping import Groups, units
@@ -259,22 +259,21 @@ def test_it_reaches_the_optimum_of_a_small_graph():
 
 
 def test_the_shipped_policy_places_graphs_that_it_has_not_seen():
-    """It is ahead of as many placements by chance, and of more than it needs."""
+    """Latency where memory does not bind: it is ahead of as many placements by chance, and of many more."""
     ours, chance, more = [], [], []
-    for seed in range(8):
+    for seed in range(24):
         problem = families.draw(families.NAMES[seed % 5], np.random.default_rng([123, seed]), least=16)
-        try:
-            found = plan(problem, "placeto")
-            few, many = (plan(problem, "random", options={"samples": n}).value for n in (found.evaluations, 2000))
-        except NoFeasiblePlan:
+        if problem.objective != "latency" or problem.execution.concurrency != "parallel" or problem.capacity[0] < 1e300:
             continue
+        found = plan(problem, "placeto")
+        few, many = (plan(problem, "random", options={"samples": n}).value for n in (found.evaluations, 2000))
         assert found.evaluations < 1500
         ours.append(found.value)
         chance.append(few)
         more.append(many)
-    assert len(ours) >= 5
-    assert np.mean(np.array(ours) / chance) < 0.9
-    assert np.mean(np.array(ours) / more) < 0.95
+    assert len(ours) >= 6
+    assert np.mean(np.array(ours) / chance) < 0.85
+    assert np.mean(np.array(ours) / more) < 0.9
 
 
 def test_ppo_goes_no_further_than_the_ratio():

@@ -19,7 +19,7 @@ from placewise.learned import checkpoint, training
 from problems import problem_of
 
 SMALL = {
-    "placeto": {"width": 4, "rounds": 2, "episodes": 2},
+    "placeto": {"width": 4, "rounds": 2, "batch": 2},
     "colocrl": {"hidden": 8, "samples": 4},
     "hierarchical": {"hidden": 8, "samples": 2, "placements": 2},
     "hsdag": {"hidden": 8, "samples": 4},

@@ -458,7 +458,7 @@ class PlacetoLearner(Learner):
 def settings_of(options: Mapping[str, Any], horizon: int) -> Settings:
     """How the planner's options say that a policy is trained."""
     return Settings(
-        rate=options["rate"], last_rate=options["rate"] / 10, samples=options["episodes"], entropy=options["entropy"],
+        rate=options["rate"], last_rate=options["rate"] / 10, samples=options["batch"], entropy=options["entropy"],
         last_entropy=0.0, horizon=max(1, horizon), normalise=True, epochs=options["epochs"],
     )  # fmt: skip
 
@@ -472,7 +472,7 @@ def warm_up(problem: Problem) -> None:
 
 def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
     """Plan with a policy that has been trained, with one that is trained here, or with both."""
-    for option in ("groups", "episodes", "epochs", "passes", "width", "rounds"):
+    for option in ("groups", "episodes", "passes", "batch", "epochs", "width", "rounds"):
         if options[option] < 1:
             raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be 1 or more")
     groups, seed = few(problem, options["groups"]), int(ctx.rng.integers(2**31))
@@ -493,11 +493,17 @@ def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
     if known:
         weights = {key: value for key, value in known.tensors.items() if key.startswith("network.")}
         checkpoint.restore(learner, known._replace(tensors=weights), path)
+    learns = options["train"] or not known
     episodes = Episodes(
-        groups, options["episodes"], ctx.evaluate_batch, np.random.default_rng(seed), order=options["order"], log=True
+        groups,
+        options["batch" if learns else "episodes"],
+        ctx.evaluate_batch,
+        np.random.default_rng(seed),
+        order=options["order"],
+        log=True,
     )
     with single_threaded():
-        if options["train"] or not known:
+        if learns:
             _learn(ctx, learner, view, episodes, options["updates"])
         else:
             _improve(ctx, learner, view, episodes, options["passes"])

@@ -190,7 +190,7 @@ class Family:
         self._build = build
         self._views = cache(self._view)
         network = network_of(build, self._view_of(self.task(0)), seed).to(compute_device())
-        settings = settings_of(options, evaluations // (options["episodes"] * _TYPICAL))
+        settings = settings_of(options, evaluations // (options["batch"] * _TYPICAL))
         self.learner: Learner = PlacetoLearner(
             network, settings, seed, discount=options["discount"], final=options["reward"] == "final"
         )
@@ -220,7 +220,7 @@ class Family:
 
         rng = np.random.default_rng([self._seed, learner.updates, 1])
         order: Order = options["order"]
-        episodes = Episodes(groups, options["episodes"], score, rng, start=start, order=order, log=True)
+        episodes = Episodes(groups, options["batch"], score, rng, start=start, order=order, log=True)
         record = run(learner.network, view, episodes, learner.generator)
         learner.learn(view, record, name)
         learner.evaluations += spent

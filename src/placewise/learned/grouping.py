@@ -178,7 +178,7 @@ def _attached(problem: Problem) -> NDArray[np.int64]:
     # Pins and missing support may rule out what the rules ask for; these ops then stay by themselves.
     may = np.ones(problem.allowed.shape, np.bool_)
     np.logical_and.at(may, root, problem.allowed)
-    torn = ~may.any(axis=1)[root]
+    torn = ~np.any(may[root], axis=1)
     root[torn] = problem.first_of_unit[problem.unit[torn]]
     return root
 

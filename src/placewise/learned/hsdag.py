@@ -9,7 +9,7 @@ edges connect. How a graph was parsed is part of the action then, and the gradie
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,10 @@ from placewise.errors import InvalidInput
 from placewise.graph import Floats
 from placewise.learned import features, grouping
 from placewise.learned.grouping import Groups
-from placewise.learned.reinforce import Actions, Learner, Settings, compute_device, seeded
+from placewise.learned.reinforce import Actions, Learner, Settings, compute_device, inverse, seeded
 from placewise.problem import Problem
+
+REWARD: Final = inverse
 
 
 def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, Parsing]:

@@ -45,9 +45,9 @@ def hsdag(
     It ends after `updates`, or when nothing better has come for `patience` of them and for as many as the best took.
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
-    from placewise.learned.hsdag import learner
-    from placewise.learned.reinforce import inverse, single_threaded, train
+    from placewise.learned.hsdag import REWARD, learner
+    from placewise.learned.reinforce import single_threaded, train
 
     with single_threaded():
         student, policy = learner(problem, int(ctx.rng.integers(2**31)), options)
-        train(ctx, student, policy, inverse, updates=updates, patience=patience)
+        train(ctx, student, policy, REWARD, updates=updates, patience=patience)

@@ -28,6 +28,7 @@ _HEAVIEST: Final = 2.0  # the weight of a fused op, in shares of all that there 
 _COARSEST_SHARE: Final = 0.15  # of the budget, for the coarsest level
 _COARSER_SHARE: Final = 0.25  # of what is then left, for all others but the ops themselves
 _KICK: Final = 4  # moves in a disturbance
+_ROUNDS: Final = 8  # of HEFT by its own paths; those after bring a ten thousandth
 _LUCK: Final = 2_000  # random placements to try where no simple plan keeps every constraint
 
 
@@ -93,7 +94,9 @@ def simple_start(ctx: Context) -> Ints:
 def _schedule_again(ctx: Context, placement: Ints, order: Ints) -> None:
     """HEFT by the longest paths that its own placement leaves instead of mean times, again and again while it helps."""
     best, fruitless = np.inf, 0
-    while fruitless < 3 and not ctx.should_stop():
+    for _ in range(_ROUNDS):
+        if fruitless >= 3 or ctx.should_stop():
+            break
         value = ctx.evaluate(placement, order)
         best, fruitless = (value, 0) if value < best else (best, fruitless + 1)
         placement, order = place_in_order(ctx.problem, by_longest_path(ctx.problem, placement))

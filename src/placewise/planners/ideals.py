@@ -9,10 +9,13 @@ from typing import Final
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
 
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import get, planner
+from placewise.planners.gates import Column, Gates, Net, no_gates, without_idle_copies
 from placewise.planners.pipeline import dataflow_order
 from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, without
 from placewise.problem import Problem
@@ -26,12 +29,14 @@ _CLOSE: Final = 5e-10  # relative; what is nearer is the same
 _ROUGHLY: Final = 0.4  # relative; how close a bound is worth while before free nodes are added
 _NEARLY: Final = 1e-3  # relative; from here on, the next limit is just below the best rather than halfway
 _MOST_NODES: Final = 512  # that are looked at to begin with; only the heaviest, if there are more
+_MORE_NODES: Final = 2048  # that are, if briefly
 _FEW: Final = 64  # nodes whose places are tried out
 _MOST_UNITS: Final = 1 << 15  # so that sums of whole numbers stay below two to the power of 63
 _MOST_SETS: Final = 4096  # sets of devices, up to kind
 _MOST_BYTES: Final = 1 << 28  # of ideals
 _STEPS: Final = 1_000_000  # between two looks at the clock
-_MOST_LOOKS: Final = 4_000  # at the clock, for one limit
+_MOST_LOOKS: Final = 4_000  # at the clock, for all limits
+_FEW_LOOKS: Final = 200  # the same, where there is something else to try
 
 Stage = tuple[NDArray[np.bool_], int]  # the nodes, the kind of device; how many devices have it is the simulator's
 
@@ -95,16 +100,24 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
         ctx.delegate("pipeline-dp", share=0.2)
     ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
     every = below(stages_of(problem), ctx.best_value)
-    first = out = _left_out(every)
+    brief = every.num_nodes > _MOST_NODES  # a first try with more nodes, which gates may leave few ideals of
+    first = out = _left_out(every, _MORE_NODES)
     while not ctx.should_stop():
-        stages = below(without(every, out), ctx.best_value)
+        stages = without_idle_copies(below(without(every, out), ctx.best_value), ctx.lower_bound)
         many = len(out) > _FEW
         within = _NEARLY if many else _ROUGHLY if len(out) else _CLOSE
         if stages.chained and not stages.in_a_row:
             settle(problem, ctx, every, stages, proves=False, within=within, halving=many)
             stages = stages.unchained()
-        found = settle(problem, ctx, every, stages, proves=True, within=within, halving=many)
-        if not len(out) or ctx.should_stop():
+        looks = _FEW_LOOKS if brief else _MOST_LOOKS
+        found = settle(problem, ctx, every, stages, proves=True, within=within, halving=many, looks=looks)
+        if ctx.should_stop():
+            return None
+        if brief and (found is None or not len(out)):
+            brief, first = False, _left_out(every, _MOST_NODES)
+            out = first
+            continue
+        if not len(out):
             return None
         if found is None:  # too many ideals: let it be the bound without those nodes
             settle(problem, ctx, every, below(without(every, first), ctx.best_value).unchained(), proves=True)
@@ -113,12 +126,12 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     return None
 
 
-def _left_out(stages: Stages) -> Whole:
+def _left_out(stages: Stages, most: int) -> Whole:
     """What to leave out at first: free nodes and, of many, those with the least work."""
     work = np.where(np.isfinite(stages.compute), stages.compute, np.inf).min(axis=1).sum(axis=1)
     rank = np.argsort(np.argsort(-work, kind="stable"))
-    rank[free_nodes(stages)] = _MOST_NODES
-    out = np.flatnonzero(rank >= _MOST_NODES)
+    rank[free_nodes(stages)] = most
+    out = np.flatnonzero(rank >= most)
     return out if len(out) < stages.num_nodes else out[:0]
 
 
@@ -146,7 +159,7 @@ def _most_doubtful(problem: Problem, stages: Stages, out: Whole, placement: Ints
 
 def settle(
     problem: Problem, ctx: Context, every: Stages, stages: Stages, order: Whole | None = None, *,
-    proves: bool, within: float = _CLOSE, halving: bool = False,
+    proves: bool, within: float = _CLOSE, halving: bool = False, looks: int = _MOST_LOOKS,
 ) -> Ints | None:  # fmt: skip
     """Find the best pipeline, among those that cut an order of the nodes where one is given; returns the last found.
 
@@ -157,12 +170,14 @@ def settle(
     simulator says (see stages.py). The search ends when no pipeline is below it, or when it is that close to the bound.
     """
     low, reached, unknown, halfway, last = ctx.lower_bound, math.inf, math.inf, False, None
-    search = Search(stages, ctx.best_value, order, problem.max_devices, ctx)
+    search = Search(stages, ctx.best_value, order, problem.max_devices, ctx, looks)
     limit = (low + ctx.best_value) / 2 if halving else ctx.best_value * (1 - _CLOSE)
     while not ctx.should_stop():
         try:
             found = search.decide(limit)
         except TooManyIdeals:
+            if search.exhausted:
+                return None
             unknown = limit
         else:
             if found is None:
@@ -241,9 +256,9 @@ class Search:
 
     def __init__(
         self, stages: Stages, scale: float, order: Whole | None, most_devices: int | None = None,
-        ctx: Context | None = None,
+        ctx: Context | None = None, looks: int = _MOST_LOOKS,
     ) -> None:  # fmt: skip
-        self._stages, self._ctx = stages, ctx
+        self._stages, self._ctx, self._looks = stages, ctx, looks
         n, kinds, phases = stages.num_nodes, len(stages.kinds.devices), stages.compute.shape[2]
         self._phases = phases
         if not math.isfinite(scale):
@@ -262,6 +277,7 @@ class Search:
         reader_ptr = np.searchsorted(stages.message, np.arange(stages.num_messages + 1))
         self._flow = (np.bincount(head, minlength=n), after_ptr, after)
         self._graph = (sent_ptr, sent, read_ptr, read, stages.sender, reader_ptr, stages.phase)
+        self._reader = stages.reader
         # Columns of what messages cost, where they cost anything: by tariff, then bytes.
         costs = (stages.send != 0).any(axis=0) | (stages.receive != 0).any(axis=0)
         self._tariff = np.where(costs, np.cumsum(costs) - 1, -1)[stages.kinds.tariff]
@@ -304,6 +320,27 @@ class Search:
             columns.append(_floor(stages.keep[:, None], byte))
         self._own = np.ascontiguousarray(np.hstack([*columns, *(weight[:, None] for weight in weights)]))
         self._zobrist = np.random.default_rng(0).integers(1, 2**63, n, np.uint64)
+        # What a later stage saves by losing a node, by columns of messages, without the messages; see gates.py.
+        simple = not stages.chained and phases == 1 and not (stages.kinds.most > 1).any()
+        self._saves = np.full((n, self._send.shape[1]), _NO_LIMIT if simple else -_NO_LIMIT)
+        for c in sorted(set(self._tariff.tolist()) - {-1}) if simple else ():
+            self._saves[:, c] = compute[:, self._tariff == c, 0].min(axis=1) * (not stages.overlap)
+        if held and simple and not stages.roomy:
+            self._saves[:, -1] = need[:, 0]
+        found = self._find_gates(tail, head) if order is None and simple else no_gates(n)
+        rest = np.zeros((len(found.since), len(weights)), np.int64)  # what is left beyond each gate
+        if len(rest):
+            np.add.at(rest, found.of, self._own[:, self._own.shape[1] - len(weights) :])
+        rest = np.ascontiguousarray((rest.sum(axis=0) - rest.cumsum(axis=0)).T)
+        by_gate = np.argsort(found.of, kind="stable")
+        gate_ptr = np.searchsorted(found.of[by_gate], np.arange(len(found.since) + 1))
+        self._gates = (found.of, found.forced, found.since, rest, gate_ptr, by_gate)
+
+    def _find_gates(self, tail: Whole, head: Whole) -> Gates:
+        stages, columns = self._stages, []
+        for c in np.flatnonzero((self._saves < _NO_LIMIT).any(axis=0)).tolist():
+            columns.append(Column(*(of[:, c].tolist() for of in (self._saves, self._send, self._receive))))
+        return Net(tail, head, stages.sender, stages.message, stages.reader, columns, stages.num_nodes).gates()
 
     def _ways(self, step: Whole, free: Whole, stages_so_far: Whole) -> tuple[Whole, NDArray[np.uint64]]:
         """What devices a stage may get, [W, 5] (see _KIND), and after which sets of devices, as bits."""
@@ -317,6 +354,11 @@ class Search:
                     able = (free[:, k] >= r) & ((stages_so_far == samples - 1) | (not stages.chained))
                     after.append(_packed(able, self._words))
         return np.array(ways, np.int64), np.concatenate(after)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is no time for another limit."""
+        return self._looks <= 0
 
     def decide(self, limit: float) -> tuple[float, list[Stage]] | None:
         """(value, stages) of a pipeline within the limit; None if there is none, which is a proof.
@@ -349,9 +391,10 @@ class Search:
         table = _Table(n, self._words)
         given = (
             *self._flow, *self._graph, self._send, self._receive, self._own, self._scratch, self._tariff, self._layout,
-            self._room, self._options, self._may_add, cap, left, stages.overlap, self._zobrist,
+            self._room, self._options, self._may_add, cap, left, stages.overlap, self._zobrist, self._saves,
+            self._reader, *self._gates,
         )  # fmt: skip
-        for _ in range(_MOST_LOOKS):
+        while self._looks > 0:
             verdict = _grow(*given, *table.arrays, *table.work(self), _STEPS)
             if verdict == _DONE:
                 return None
@@ -359,8 +402,10 @@ class Search:
                 return self._chain(table, cap)
             if verdict == _FULL:
                 table.double()
-            elif self._ctx and self._ctx.should_stop():
-                break
+            else:
+                self._looks -= 1
+                if self._ctx and self._ctx.should_stop():
+                    break
         raise TooManyIdeals
 
     def _chain(self, table: _Table, cap: Whole) -> tuple[float, list[Stage]]:
@@ -396,11 +441,30 @@ def _floor(values: Floats, quantum: float, endless: int = _NEVER) -> Whole:
 
 
 def _prices(compute: Whole) -> Floats:
-    """[K] what a second is worth: such that all the work costs the same everywhere. Any prices give a valid bound."""
+    """[K] what a second is worth: such that the work, each node where it costs least, costs most.
+
+    That is the dual of sharing the work out in any fractions. Any prices give a valid bound.
+    """
     able = compute < _NEVER
     total = np.where(able, compute, compute.min(axis=1, keepdims=True)).sum(axis=0).astype(np.float64)
     price: Floats = np.minimum(1.0, max(total.min(initial=np.inf), 1.0) / np.maximum(total, 1.0))
-    return price
+    if len(price) == 1:
+        return price
+    rows, count = np.unique(np.where(able, compute, _NEVER), axis=0, return_counts=True)
+    n, (row, kind) = len(rows), np.nonzero(rows < _NEVER)
+    at, unit = np.arange(len(row)), max(float(total.min()), 1.0)
+    less = coo_array(
+        (
+            np.concatenate([1.0 / count[row], -rows[row, kind] / unit]),
+            (np.tile(at, 2), np.concatenate([row, n + kind])),
+        ),
+        (len(row), n + len(price)),
+    )
+    found = linprog(
+        np.repeat([-1.0, 0.0], [n, len(price)]), A_ub=less.tocsr(), b_ub=np.zeros(len(row)),
+        A_eq=np.repeat([0.0, 1.0], [n, len(price)])[None], b_eq=[1.0],
+    )  # fmt: skip
+    return np.maximum(found.x[n:], 0.0) / found.x[n:].max() if found.success else price
 
 
 def _lists(owner: Whole, item: Whole, count: int) -> tuple[Whole, Whole]:
@@ -429,7 +493,7 @@ class _Table:
         self.member, self.used = np.zeros(1024 * self._row, np.uint64), np.zeros(1024 * words, np.uint64)
         self.following, self.first = np.full(1024, -1, np.int32), np.full(n + 1, -1, np.int32)
         self.state = np.zeros(_STATE, np.int64)
-        self.state[[_COUNT, _LEVEL, _IDEAL]] = 1, -1, -1
+        self.state[[_COUNT, _LEVEL, _IDEAL, _PART]] = 1, -1, -1, _BEYOND
         self.used[0], self.first[0], self.slot[0] = 1, 0, 0  # nothing done, no device used
         self._work: tuple[NDArray[np.int64], ...] | None = None
         self.hash = np.zeros(1, np.uint64)
@@ -457,7 +521,8 @@ class _Table:
             ways = len(search._options)
             self._work = tuple(np.zeros(size, np.int64) for size in (n, n, n, m, m, n + 1, n + 1, n + 1, n + 1, n + 1))
             self._work += tuple(np.zeros(size, np.int64) for size in (columns, columns, search._own.shape[1]))
-            self._work += (np.zeros(len(search._supply), np.int64), np.zeros(ways, np.int64))
+            self._work += (np.zeros(len(search._supply), np.int64), *(np.zeros(ways, np.int64) for _ in range(4)))
+            self._work += (np.zeros((ways, len(search._supply)), np.int64), np.zeros(n + 1, np.int64))
             self.moved = np.zeros((ways + 1) * self._words, np.uint64)
         return (*self._work, self.moved)
 
@@ -480,7 +545,8 @@ class _Table:
 # ---- the kernels -----------------------------------------------------------------------------------------------------
 
 _DONE, _REACHED, _FULL, _PAUSED = range(4)
-_COUNT, _SIZE, _IDEAL, _LEVEL, _PENDING, _STATE = range(6)
+_COUNT, _SIZE, _IDEAL, _LEVEL, _PENDING, _PART, _GATE, _STATE = range(8)
+_WALK, _BEYOND = range(2)  # parts of what is done with an ideal: stages that end at gates, and those that go beyond
 _KIND, _REPLICAS, _SAMPLES, _SHIFT, _LATENCY = range(5)  # of devices that a stage may get; the shift is of sets in use
 _HELD, _WEIGHT, _KEEP = range(3)  # columns, -1 where there is none: of messages (bytes, then what is kept); of nodes
 
@@ -574,6 +640,33 @@ def _rule_out(  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
+def _is_gate(  # type: ignore[no-untyped-def]
+    v, sent_ptr, sent, read_ptr, read, sender, reader_ptr, reader, send, receive, saves, now
+):  # fmt: skip
+    """Whether a later stage is no worse off without node v, if that joins an ideal; see gates.py."""
+    one, good = np.uint64(1), True
+    for c in range(send.shape[1]):
+        saved = saves[v, c]
+        for x in range(sent_ptr[v], sent_ptr[v + 1]):
+            saved += min(send[sent[x], c], 0) - receive[sent[x], c]
+        for x in range(read_ptr[v], read_ptr[v + 1]):
+            m = read[x]
+            if now[sender[m] >> 6] >> np.uint64(sender[m] & 63) & one == 0:
+                saved -= max(send[m, c], 0)
+            elif saved < 0:
+                alone = True
+                for y in range(reader_ptr[m], reader_ptr[m + 1]):
+                    r = reader[y]
+                    if r != v and now[r >> 6] >> np.uint64(r & 63) & one == 0:
+                        alone = False
+                        break
+                if alone:
+                    saved += receive[m, c]
+        good = good and saved >= 0
+    return good
+
+
+@njit(inline="always")
 def _load(way, options, p, moved, done, tariff, layout, phases, columns, overlap):  # type: ignore[no-untyped-def]
     """What a stage with these sums takes in a phase; the last phase has what replicas exchange."""
     kind, replicas = options[way, _KIND], options[way, _REPLICAS]
@@ -612,12 +705,16 @@ def _fits(way, options, moved, done, scratch, tariff, columns, layout, room, cap
 @njit(cache=True, nogil=True)
 def _grow(  # type: ignore[no-untyped-def]
     inputs, after_ptr, after, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own,
-    scratch, tariff, layout, room, options, may_add, cap, left, overlap, zobrist,
+    scratch, tariff, layout, room, options, may_add, cap, left, overlap, zobrist, saves, reader,
+    gate_of, forced, since, rest_of, gate_ptr, by_gate,
     slot, key, member, used, following, first, state, hash_now, now,
     waiting, inside, fate, inner, gone, queue, begin, at, end, most_scratch, full, sure, done, remaining, usable,
-    moved, steps,
+    active, passed, fitting, most_left, highest, moved, steps,
 ):  # fmt: skip
     """Goes on with the search: from each ideal, smallest first, to all that one more stage can reach.
+
+    First, to all gates (gates.py). `passed` is the last gate, by devices, up to which stages need not end elsewhere.
+    Then, for devices with the same such gate, to what is beyond it, by way of what all that has in common.
 
     A stage grows node by node: each level of the search takes a node from the queue of those whose inputs are there,
     and those that it passed over never join in the levels above. So every set is met once.
@@ -627,70 +724,39 @@ def _grow(  # type: ignore[no-untyped-def]
     one, mask = np.uint64(1), np.uint64(len(slot) - 1)
     level = state[_LEVEL]
     for _ in range(steps):
-        if level < 0:
-            # ---- the next ideal
-            ideal = following[state[_IDEAL]] if state[_IDEAL] >= 0 else first[0]
-            while ideal < 0:
-                state[_SIZE] += 1
-                if state[_SIZE] >= n:
-                    state[_LEVEL] = -1
-                    return _DONE
-                ideal = first[state[_SIZE]]
-            state[_IDEAL] = ideal
-            for k in range(ways):
-                usable[k] = 0
-                words_off, bits_off = options[k, _SHIFT] // 64, np.uint64(options[k, _SHIFT] % 64)
-                for w in range(words):
-                    bits = np.uint64(0)
-                    if w - words_off >= 0:
-                        x = w - words_off
-                        bits = (used[ideal * words + x] & may_add[k * words + x]) << bits_off
-                        if bits_off > 0 and x > 0:
-                            bits |= (used[ideal * words + x - 1] & may_add[k * words + x - 1]) >> (
-                                np.uint64(64) - bits_off
-                            )
-                    moved[k * words + w] = bits
-                    if bits != 0:
-                        usable[k] = 1
-            for w in range(row):
-                now[w] = member[ideal * row + w]
-            hash_now[0] = key[ideal]
-            for j in range(potentials):
-                remaining[j] = 0
-            for m in range(len(sender)):
-                inner[m] = gone[m] = 0
-            for v in range(n):
-                inside[v] = 0
-                waiting[v] = inputs[v]
-            for c in range(own_columns):
-                done[c] = 0
-            for c in range(len(full)):
-                full[c] = sure[c] = 0
-            for v in range(n):
-                fate[v] = np.int64(now[v >> 6] >> np.uint64(v & 63) & one)
-                if fate[v]:
-                    for x in range(after_ptr[v], after_ptr[v + 1]):
-                        waiting[after[x]] -= 1
-                    for x in range(read_ptr[v], read_ptr[v + 1]):
-                        gone[read[x]] += 1
-                else:
-                    for j in range(potentials):
-                        remaining[j] += own[v, own_columns - potentials + j]
-            end[0] = 0
-            for v in range(n):
-                if not fate[v] and waiting[v] == 0:
-                    queue[end[0]] = v
-                    end[0] += 1
-            level = begin[0] = at[0] = most_scratch[0] = 0
-            state[_PENDING] = 0
-        elif state[_PENDING]:
+        if state[_PENDING]:
             # ---- a new stage: which devices can have it, and where that leads
-            target, hit = -1, False
+            target, hit, top = -1, False, most_scratch[max(level, 0)]
             for k in range(ways):
-                top = most_scratch[level]
-                if usable[k] and _fits(
-                    k, options, full, done, top, tariff, columns, layout, room, cap, overlap
+                fitting[k] = active[k]
+                for j in range(potentials):
+                    if remaining[j] - done[own_columns - potentials + j] > most_left[k, j]:
+                        fitting[k] = 0
+                if fitting[k]:
+                    fitting[k] = _fits(k, options, full, done, top, tariff, columns, layout, room, cap, overlap)
+                    hit = hit or fitting[k]
+            for x in range(end[level] if hit and level >= 0 else 0):
+                # another node may as well be in the stage too, where it fits: a gate of one
+                v = queue[x]
+                if not inside[v] and _is_gate(
+                    v, sent_ptr, sent, read_ptr, read, sender, reader_ptr, reader, send, receive, saves, now
                 ):  # fmt: skip
+                    _enter(
+                        v, 1, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside,
+                        fate, inner, gone, full, sure, done,
+                    )  # fmt: skip
+                    for k in range(ways):
+                        if fitting[k] and _fits(
+                            k, options, full, done, max(top, scratch[v]), tariff, columns, layout, room, cap, overlap
+                        ):  # fmt: skip
+                            fitting[k] = 0
+                    _enter(
+                        v, -1, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside,
+                        fate, inner, gone, full, sure, done,
+                    )  # fmt: skip
+            hit = False
+            for k in range(ways):
+                if fitting[k]:
                     if not hit:
                         hit = True
                         for w in range(words):
@@ -748,6 +814,132 @@ def _grow(  # type: ignore[no-untyped-def]
                     if first[n] == target:
                         return _REACHED
             state[_PENDING] = 0
+        elif level < 0:
+            # ---- what comes next: a larger gate, devices that were not yet looked at, or the next ideal
+            gate = np.int64(_NEVER)
+            if state[_PART] == _WALK and state[_GATE] + 1 < len(since):
+                for k in range(ways):
+                    if usable[k] and _fits(
+                        k, options, sure, done, most_scratch[0], tariff, columns, layout, room, cap, overlap
+                    ):  # fmt: skip
+                        gate = state[_GATE] + 1
+            walks = gate < _NEVER
+            if not walks:
+                if state[_PART] == _WALK:
+                    state[_PART], state[_GATE] = _BEYOND, -2
+                    for k in range(ways):
+                        # what is left after a smaller gate is too much, whatever the devices are by then
+                        for j in range(potentials if usable[k] else 0):
+                            while passed[k] + 1 < len(since) and rest_of[j, passed[k] + 1] > most_left[k, j]:
+                                passed[k] += 1
+                for k in range(ways):
+                    if usable[k] and passed[k] > state[_GATE]:
+                        gate = min(gate, passed[k])
+            if gate == _NEVER:
+                ideal = following[state[_IDEAL]] if state[_IDEAL] >= 0 else first[0]
+                while ideal < 0:
+                    state[_SIZE] += 1
+                    if state[_SIZE] >= n:
+                        state[_LEVEL] = -1
+                        return _DONE
+                    ideal = first[state[_SIZE]]
+                state[_IDEAL] = ideal
+                for k in range(ways):
+                    usable[k] = 0
+                    words_off, bits_off = options[k, _SHIFT] // 64, np.uint64(options[k, _SHIFT] % 64)
+                    for w in range(words):
+                        bits = np.uint64(0)
+                        if w - words_off >= 0:
+                            x = w - words_off
+                            bits = (used[ideal * words + x] & may_add[k * words + x]) << bits_off
+                            if bits_off > 0 and x > 0:
+                                bits |= (used[ideal * words + x - 1] & may_add[k * words + x - 1]) >> (
+                                    np.uint64(64) - bits_off
+                                )
+                        moved[k * words + w] = bits
+                        if bits != 0:
+                            usable[k] = 1
+                    for j in range(potentials):
+                        most_left[k, j] = -1
+                        for b in range(left.shape[1] if usable[k] else 0):
+                            if moved[k * words + (b >> 6)] >> np.uint64(b & 63) & one:
+                                most_left[k, j] = max(most_left[k, j], left[j, b])
+            ideal = state[_IDEAL]
+            if not walks:
+                # the ideal as it is
+                for w in range(row):
+                    now[w] = member[ideal * row + w]
+                hash_now[0] = key[ideal]
+                for j in range(potentials):
+                    remaining[j] = 0
+                for m in range(len(sender)):
+                    inner[m] = gone[m] = 0
+                for v in range(n):
+                    inside[v] = 0
+                    waiting[v] = inputs[v]
+                for c in range(own_columns):
+                    done[c] = 0
+                for c in range(len(full)):
+                    full[c] = sure[c] = 0
+                begin[0] = most_scratch[0] = 0
+                highest[0] = -1
+                for v in range(n):
+                    fate[v] = np.int64(now[v >> 6] >> np.uint64(v & 63) & one)
+                    if fate[v]:
+                        if len(since) > 0:
+                            highest[0] = max(highest[0], gate_of[v])
+                        for x in range(after_ptr[v], after_ptr[v + 1]):
+                            waiting[after[x]] -= 1
+                        for x in range(read_ptr[v], read_ptr[v + 1]):
+                            gone[read[x]] += 1
+                    else:
+                        for j in range(potentials):
+                            remaining[j] += own[v, own_columns - potentials + j]
+            if gate == _NEVER:
+                state[_PART], state[_GATE] = _WALK, max(highest[0] - 1, -1)
+                for k in range(ways):
+                    passed[k] = state[_GATE]
+                    active[k] = usable[k]
+                continue
+            # all of the gate joins; or all that is in every ideal beyond it
+            state[_GATE], grows, last = gate, False, np.int64(0)
+            for x in range(begin[0] if walks else 0, gate_ptr[gate + 1] if walks else n):
+                v = by_gate[x]
+                if not fate[v] and (walks or forced[v] <= gate):
+                    _enter(
+                        v, 1, sent_ptr, sent, read_ptr, read, sender, reader_ptr, phase, send, receive, own, inside,
+                        fate, inner, gone, full, sure, done,
+                    )  # fmt: skip
+                    now[v >> 6] ^= one << np.uint64(v & 63)
+                    hash_now[0] ^= zobrist[v]
+                    most_scratch[0] = max(most_scratch[0], scratch[v])
+                    highest[0] = max(highest[0], gate_of[v])
+                    for y in range(after_ptr[v], after_ptr[v + 1]):
+                        waiting[after[y]] -= 1
+                    grows = True
+            state[_PENDING] = grows
+            if walks:
+                begin[0] = gate_ptr[gate + 1]
+                for k in range(ways):
+                    if not grows or (usable[k] and since[gate] <= passed[k] and _fits(
+                        k, options, full, done, most_scratch[0], tariff, columns, layout, room, cap, overlap
+                    )):  # fmt: skip
+                        passed[k] = gate
+                continue
+            fits = not grows
+            for k in range(ways):
+                active[k] = usable[k] and passed[k] == gate
+                if active[k] and not fits:
+                    fits = _fits(
+                        k, options, sure, done, most_scratch[0], tariff, columns, layout, room, cap, overlap
+                    )  # fmt: skip
+            for v in range(n):
+                if fits and not fate[v] and not inside[v] and waiting[v] == 0:
+                    queue[last] = v
+                    last += 1
+            level = begin[0] = at[0] = 0
+            end[0] = last
+            state[_PENDING] = grows and fits and highest[0] > gate
         else:
             # ---- the next node joins; or, where none is left, the last one leaves and is ruled out for those before
             joins = at[level] < end[level]
@@ -776,12 +968,13 @@ def _grow(  # type: ignore[no-untyped-def]
             if joins:
                 top, fits = max(most_scratch[level], scratch[v]), False
                 for k in range(ways):
-                    if usable[k] and not fits:
+                    if active[k] and not fits:
                         fits = _fits(k, options, sure, done, top, tariff, columns, layout, room, cap, overlap)
                 begin[level + 1] = at[level + 1] = at[level] + 1 if fits else last
                 end[level + 1], most_scratch[level + 1] = last, top
+                highest[level + 1] = max(highest[level], gate_of[v])
                 level += 1
-                state[_PENDING] = fits
+                state[_PENDING] = fits and highest[level] > state[_GATE]
             else:
                 _rule_out(
                     v, 1, sent_ptr, sent, read_ptr, read, sender, phase, send, receive, inside, fate, inner, gone, sure

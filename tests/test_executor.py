@@ -140,6 +140,10 @@ def test_a_device_that_is_not_there_is_said():
     if not torch.cuda.is_available():
         with pytest.raises(InvalidInput, match=r"torch sees 0 CUDA devices; say what it is, as in devices=\{'gpu9'"):
             found.apply(module, args)
+    with pytest.raises(InvalidInput, match="there is no device 'nope'; there are gpu9, cpu"):
+        found.apply(module, args, devices={"nope": "cpu"})
+    with pytest.raises(InvalidInput, match="devices: gpu9 = 'wat'"):
+        found.apply(module, args, devices={"gpu9": "wat"})
     placed = found.apply(module, args, devices={"gpu9": "cpu"})
     equal(placed(*args), module(*args))
 

@@ -145,3 +145,45 @@ def test_what_is_wrong_is_said(tmp_path):
     three = problem_of(np.ones((3, 3)), [(0, 1)])
     with pytest.raises(InvalidInput, match="same number of devices"):
         train("placeto", other, problems=[small(), three], options=SMALL["placeto"] | {"view": "paper"})
+
+
+def test_a_policy_lends_its_weights_alone(tmp_path):
+    """A training that begins with them counts its own evaluations."""
+    train("placeto", tmp_path / "first")
+    again = train("placeto", tmp_path / "second", 60, policy=tmp_path / "first", seed=5)
+    assert 0 < again.evaluations < 150
+    before, after = (load_file(tmp_path / name)["network.head.0.weight"] for name in ("first", "second"))
+    assert (before != after).any()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": -1}, "seed = -1"),
+        ({"evaluations": -5}, "evaluations = -5"),
+        ({"options": {"batch": 0}}, "batch of placeto = 0"),
+        ({"options": {"width": 100_000}}, "width of placeto = 100000"),
+        ({"options": {"discount": 2.0}}, "discount of placeto = 2"),
+        ({"resume": True, "policy": "x"}, "no place beside it"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(tmp_path, given, message):
+    with pytest.raises(InvalidInput, match=message):
+        train("placeto", tmp_path / "policy", **given)
+    assert not (tmp_path / "policy").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    train("placeto", tmp_path / "policy")
+    with safe_open(tmp_path / "policy", "pt") as file:
+        about = file.metadata()
+    tensors = load_file(tmp_path / "policy")
+    tensors["network.head.0.weight"].fill_(float("nan"))
+    save_file(tensors, tmp_path / "broken", about)
+    with pytest.raises(InvalidInput, match="not finite"):
+        plan(small(), "placeto", options={"policy": str(tmp_path / "broken")})
+    with pytest.raises(InvalidInput, match="is a folder"):
+        plan(small(), "placeto", options={"policy": str(tmp_path)})

@@ -317,7 +317,7 @@ def test_a_policy_of_ones_own_and_more_training(tmp_path):
         with pytest.raises(InvalidInput, match="does not say how its network is built"):
             plan(problem, "placeto", options={"policy": str(path)})
     checkpoint.save(path, "placeto", learner, {"build": build._asdict() | {"width": 9}}, weights_only=True)
-    with pytest.raises(InvalidInput, match="does not fit the network"):
+    with pytest.raises(InvalidInput, match="is of another network"):
         plan(problem, "placeto", options={"policy": str(path)})
     with pytest.raises(InvalidInput, match="cannot be read"):
         plan(problem, "placeto", options={"policy": str(tmp_path / "none.safetensors")})

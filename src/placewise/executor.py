@@ -144,12 +144,17 @@ def _source(entry: Any, module: nn.Module, program: Any) -> Callable[[], Any] | 
 
 def _torch_devices(plan: Plan, given: Mapping[str, str]) -> list[torch.device]:
     cluster, homes, gpus = plan.problem.cluster, [], 0
+    for unknown in given.keys() - set(cluster.device_names):
+        raise InvalidInput(f"devices: there is no device {unknown!r:.60}; there are {', '.join(cluster.device_names)}")
     for device in cluster.devices:
         name = given.get(device.name)
         if name is None:
             name = "cpu" if device.kind == "cpu" else f"cuda:{gpus}"
         gpus += device.kind != "cpu"
-        homes.append(torch.device(name))
+        try:
+            homes.append(torch.device(name))
+        except RuntimeError as error:
+            raise InvalidInput(f"devices: {device.name} = {name!r:.60}: {torch_export.first_line(error)}") from None
     for d in sorted(set(plan.placement.tolist())):
         count = torch.cuda.device_count()
         if homes[d].type == "cuda" and (homes[d].index or 0) >= count:

@@ -26,7 +26,7 @@ def whole_modules(problem: Problem) -> Problem:
     an accelerator, so a plan has no op on the CPU; a model whose weights do not fit is not for this export.
     """
     devices = problem.cluster.devices
-    hosts = [device.kind == "cpu" for device in devices]
+    hosts = [device.kind != "gpu" for device in devices]
     if not all(hosts):
         room = sum(device.memory for device, host in zip(devices, hosts, strict=True) if not host)
         if problem.graph.resident_bytes.sum() > _FULL * room:
@@ -37,6 +37,8 @@ def whole_modules(problem: Problem) -> Problem:
         seconds = np.where(np.array(hosts)[None, :] & ~problem.graph.is_stored[:, None], np.inf, problem.costs.seconds)
         problem = replace(problem, costs=Costs.create(seconds, problem.costs.label))
     found = pieces(problem.graph)
+    if not found.names:
+        raise Unsupported(f"{problem.graph.name!r:.60} has no modules that accelerate could place")
     labels = tied(problem.graph, found)
     execution = replace(problem.execution, concurrency="sequential")
     return replace(together(problem, labels), execution=execution)
@@ -46,6 +48,8 @@ def whole_modules(problem: Problem) -> Problem:
 def accelerate(plan: Plan) -> str:
     """JSON for `device_map` of `from_pretrained`, or of `accelerate.dispatch_model`."""
     cluster, found = plan.problem.cluster, pieces(plan.problem.graph)
+    if not found.names:
+        raise Unsupported(f"{plan.problem.graph.name!r:.60} has no modules that accelerate could place")
     devices = device_of_pieces(plan, found, "accelerate")
     places: dict[str, int | str] = {}
     for name, device in zip(found.names, devices, strict=True):

@@ -41,7 +41,9 @@ def describe_cut(plan: Plan) -> str:
     if not found.tensors:
         return "nothing crosses between devices"
     size, dtypes = format_bytes(found.bytes), ", ".join(found.dtypes)
-    text = f"{found.tensors} tensors cross in {found.copies} copies, {size}: {dtypes}"
+    tensors = "1 tensor crosses" if found.tensors == 1 else f"{found.tensors} tensors cross"
+    copies = "1 copy" if found.copies == 1 else f"{found.copies} copies"
+    text = f"{tensors} in {copies}, {size}: {dtypes}"
     if found.views:
         shown = ", ".join(f"{name:.60}" for name in found.views[:3])
         more = f" and {len(found.views) - 3} more" if len(found.views) > 3 else ""

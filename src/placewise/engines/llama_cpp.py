@@ -10,7 +10,7 @@ import numpy as np
 
 from placewise.engines import engine
 from placewise.engines.pieces import Pieces, pieces, tied, together
-from placewise.engines.ranks import accelerator_number
+from placewise.engines.ranks import accelerator_number, check_language_model
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
@@ -24,11 +24,13 @@ def layers_and_feed_forward(problem: Problem) -> Problem:
     Ops run one after the other. The embedding stays on the CPU.
     """
     found = pieces(problem.graph)
-    if not found.layers:
-        raise Unsupported(f"{problem.graph.name!r:.60} has no list of layers that llama.cpp could place")
+    check_layers(problem, found)
     feed = _is_feed_forward(problem, found)
     label = np.where(feed, len(found.names) + found.of_op, tied(problem.graph, found))
-    return replace(together(problem, label), execution=replace(problem.execution, concurrency="sequential"))
+    others = (device.name for device in problem.cluster.devices if device.kind not in ("cpu", "gpu"))
+    forbidden = tuple(dict.fromkeys((*problem.forbidden, *others)))
+    execution = replace(problem.execution, concurrency="sequential")
+    return replace(together(problem, label), execution=execution, forbidden=forbidden)
 
 
 @engine("llama.cpp", fit=layers_and_feed_forward)
@@ -40,6 +42,7 @@ def llama_cpp(plan: Plan) -> str:
     What deviates from that is set by `-ot`: a pattern of tensor names and a buffer. KV caches stay with the slot.
     """
     problem, found = plan.problem, pieces(plan.problem.graph)
+    check_layers(problem, found)
     feed = _is_feed_forward(problem, found)
     cluster = problem.cluster
     host = [device.kind == "cpu" for device in cluster.devices]
@@ -78,6 +81,13 @@ def llama_cpp(plan: Plan) -> str:
     # The first pattern that matches decides, so the narrower ones come first.
     override = f" -ot '{','.join(sorted(patterns, key=len, reverse=True))}'" if patterns else ""
     return f"-ngl {len(slots) - first}{devices}{split}{override}\n"
+
+
+def check_layers(problem: Problem, found: Pieces) -> None:
+    """What llama.cpp runs is a language model with a list of layers."""
+    if not found.layers:
+        raise Unsupported(f"{problem.graph.name!r:.60} has no list of layers that llama.cpp could place")
+    check_language_model(problem)
 
 
 def _is_feed_forward(problem: Problem, found: Pieces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -22,7 +22,8 @@ def one_gpu(problem: Problem) -> Problem:
     usable = [name for name in others if name not in problem.forbidden]
     if len(usable) > 1:
         raise Unsupported(
-            f"a session of ONNX Runtime has one accelerator, and there are {', '.join(usable)}: forbid all but one"
+            f"a session of ONNX Runtime has one accelerator, and there are {', '.join(usable)}: "
+            f"forbid all but one, as with --forbid {usable[-1]}"
         )
     return replace(problem, execution=replace(problem.execution, concurrency="sequential"))
 
@@ -35,6 +36,9 @@ def onnxruntime(plan: Plan) -> str:
     without a word: set session.record_ep_graph_assignment_info and read back where nodes are.
     """
     graph, cluster = plan.problem.graph, plan.problem.cluster
+    used = [cluster.devices[d] for d in sorted(set(plan.placement.tolist()))]
+    if sum(device.kind != "cpu" for device in used) > 1:
+        raise InvalidInput("the plan uses two accelerators, and a session has one: plan with `--engine onnxruntime`")
     rules = []
     for device in np.unique(plan.placement).tolist():
         ops = np.flatnonzero((plan.placement == device) & ~graph.is_stored).tolist()

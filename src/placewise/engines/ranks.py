@@ -42,9 +42,9 @@ def whole_layers(problem: Problem) -> Problem:
         readers = problem.graph.consumers[edges[start[op] : start[op + 1]]]
         if len(readers):
             label[op] = label[readers[np.argmin(position[readers])]]
-    hosts = tuple(device.name for device in problem.cluster.devices if device.kind == "cpu")
+    hosts = tuple(device.name for device in problem.cluster.devices if device.kind != "gpu")
     if len(hosts) == problem.num_devices:
-        raise Unsupported("a pipeline of layers needs an accelerator, and the cluster has none")
+        raise Unsupported("a pipeline of layers needs a GPU, and the cluster has none")
     forbidden = tuple(dict.fromkeys((*problem.forbidden, *hosts)))
     return replace(together(problem, label), forbidden=forbidden, contiguous=True)
 
@@ -70,11 +70,14 @@ def counts(stages: list[Rank]) -> str:
 
 
 def accelerator_number(cluster: Cluster, device: int) -> int:
-    """What CUDA calls a device: the number in its name, or its place among the accelerators."""
+    """What CUDA calls a GPU: the number in its name, or its place among the GPUs."""
     digits = cluster.device_names[device].rpartition(":")[2] if ":" in cluster.device_names[device] else ""
     if digits.isdigit():
         return int(digits)
-    return sum(other.kind != "cpu" for other in cluster.devices[:device])
+    if cluster.devices[device].kind != "gpu":
+        name, kind = cluster.device_names[device], cluster.devices[device].kind
+        raise InvalidInput(f"the plan uses {name}, a {kind}, where the engine has GPUs alone: plan with `--engine`")
+    return sum(other.kind == "gpu" for other in cluster.devices[:device])
 
 
 def visible(plan: Plan, stages: list[Rank]) -> str:
@@ -87,4 +90,11 @@ def _layered(problem: Problem) -> Pieces:
     found = pieces(problem.graph)
     if not found.layers:
         raise Unsupported(f"{problem.graph.name!r:.60} has no list of layers that a pipeline could be cut between")
+    check_language_model(problem)
     return found
+
+
+def check_language_model(problem: Problem) -> None:
+    """Engines that know layers by number have them from a language model: it begins with an embedding of tokens."""
+    if "embedding" not in problem.graph.op_kinds:
+        raise Unsupported(f"{problem.graph.name!r:.60} has no embedding, and this engine runs language models alone")

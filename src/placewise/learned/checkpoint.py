@@ -45,6 +45,8 @@ def load(path: str | Path, method: str) -> Checkpoint:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if Path(path).is_dir():
+            raise InvalidInput(f"{path}: is a folder; name the file of a policy")
         if Path(path).stat().st_size > _MAX_BYTES:
             raise InvalidInput(f"{path}: larger than any policy")
         with safe_open(path, "pt") as file:
@@ -61,9 +63,21 @@ def load(path: str | Path, method: str) -> Checkpoint:
     return Checkpoint(method, header, tensors)
 
 
+def begin_with(learner: Learner, checkpoint: Checkpoint, path: str | Path) -> None:
+    """Take the weights alone: a training of its own begins with them."""
+    weights = {key: value for key, value in checkpoint.tensors.items() if key.startswith("network.")}
+    restore(learner, checkpoint._replace(tensors=weights), path)
+
+
 def restore(learner: Learner, checkpoint: Checkpoint, path: str | Path) -> None:
     """Put what was read into a learner whose network has the same shape."""
+    if not all(bool(value.isfinite().all()) for key, value in checkpoint.tensors.items() if key.startswith("network.")):
+        raise InvalidInput(f"{path}: its weights are not finite: the file is damaged, or its training diverged")
     try:
         learner.restore(checkpoint.tensors, checkpoint.facts.get("learner") or {})
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise InvalidInput(f"{path}: does not fit the network: {error!s:.300}") from None
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise InvalidInput(
+            f"{path}: is of another network; the options must be those that it was trained with, and but for placeto "
+            f"also the model and the box ({lines[-1] if lines else error!r:.160})"
+        ) from None

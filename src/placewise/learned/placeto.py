@@ -470,11 +470,19 @@ def warm_up(problem: Problem) -> None:
     DeviceView(few(problem, size)).look(States(zeros, zeros[:, 0], zeros, np.ones((1, devices), np.bool_)))
 
 
-def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
-    """Plan with a policy that has been trained, with one that is trained here, or with both."""
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what no policy can be built or trained with."""
     for option in ("groups", "episodes", "passes", "batch", "epochs", "width", "rounds"):
         if options[option] < 1:
             raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be 1 or more")
+    for option, most in (("width", _LARGEST), ("rounds", _LARGEST), ("discount", 1)):
+        if options[option] > most:
+            raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be {most} or less")
+
+
+def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
+    """Plan with a policy that has been trained, with one that is trained here, or with both."""
+    check_options(options)
     groups, seed = few(problem, options["groups"]), int(ctx.rng.integers(2**31))
     known = None
     path = SHIPPED if options["policy"] == "shipped" else Path(options["policy"])
@@ -491,8 +499,7 @@ def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
         discount=options["discount"], final=options["reward"] == "final",
     )  # fmt: skip
     if known:
-        weights = {key: value for key, value in known.tensors.items() if key.startswith("network.")}
-        checkpoint.restore(learner, known._replace(tensors=weights), path)
+        checkpoint.begin_with(learner, known, path)
     learns = options["train"] or not known
     episodes = Episodes(
         groups,

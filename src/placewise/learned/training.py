@@ -24,7 +24,16 @@ from placewise.errors import InvalidInput, Unsupported
 from placewise.learned import checkpoint, families
 from placewise.learned.episodes import Episodes, Order, Start, packed
 from placewise.learned.grouping import Groups, few, units
-from placewise.learned.placeto import Architecture, PlacetoLearner, View, network_of, run, settings_of, view_of
+from placewise.learned.placeto import (
+    Architecture,
+    PlacetoLearner,
+    View,
+    check_options,
+    network_of,
+    run,
+    settings_of,
+    view_of,
+)
 from placewise.learned.reinforce import Learner, compute_device, minus_root, single_threaded, update
 from placewise.planners import get
 from placewise.problem import Problem
@@ -82,14 +91,19 @@ def train(
     there; `policy` names another file whose weights to begin with.
     """
     settings = get(checked(method)).settings(options or {})
+    for what, given, least in (("seed", seed, 0), ("evaluations", evaluations, 1)):
+        if given < least:
+            raise InvalidInput(f"{what} = {given}: it must be {least} or more")
+    if resume and policy is not None:
+        raise InvalidInput("--resume goes on with what is in --out, so --policy has no place beside it")
+    if Path(out).exists() and not resume:
+        raise InvalidInput(f"{out}: there is a file already; --resume goes on with it, or give another --out")
     course = _course(method, problems, evaluations, seed, settings)
     learner = course.learner
     if resume and Path(out).exists():
         _go_on(course, checkpoint.load(out, method), out)
-    elif Path(out).exists():
-        raise InvalidInput(f"{out}: there is a file already; --resume goes on with it")
     elif policy is not None:
-        checkpoint.restore(learner, checkpoint.load(policy, method), policy)
+        checkpoint.begin_with(learner, checkpoint.load(policy, method), policy)
     began, before = time.perf_counter(), learner.evaluations
     saved = shown = -np.inf
     mean = best = np.inf
@@ -125,7 +139,10 @@ def checked(method: str) -> str:
 def _go_on(course: Course, found: checkpoint.Checkpoint, path: str | Path) -> None:
     for key, value in course.facts().items():
         if key != "horizon" and found.facts.get(key) != value:
-            raise InvalidInput(f"{path}: was trained with {key} {found.facts.get(key)!r:.80}, not {value!r:.80}")
+            raise InvalidInput(
+                f"{path}: was trained with {key} {found.facts.get(key)!r:.80}, not {value!r:.80}: "
+                "give what it was trained with, or begin another --out with --policy"
+            )
     checkpoint.restore(course.learner, found, path)
 
 
@@ -181,6 +198,7 @@ class Family:
     """Placeto on a list of problems in turn, or on problems that are drawn."""
 
     def __init__(self, problems: Sequence[Problem], seed: int, options: dict[str, Any], evaluations: int) -> None:
+        check_options(options)
         self.relative = len(problems) != 1
         self._problems, self._seed, self._options = list(problems), seed, options
         build = Architecture(options["view"], options["width"], options["rounds"])

@@ -378,4 +378,4 @@ def test_the_command_of_the_docs_prints_what_they_say(tmp_path, monkeypatch):
     )
     page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
     assert f"```\n{told.stdout}```" in page
-    assert "crosses in 1 copy" in told.stderr or "cross in" in told.stderr
+    assert "cross" in told.stderr

@@ -93,12 +93,6 @@ def together(problem: Problem, label: NDArray[Any]) -> Problem:
     return replace(problem, graph=replace(problem.graph, group=group))
 
 
-def by_piece(problem: Problem, found: Pieces) -> Problem:
-    """The problem in which the ops of a piece share a device, and so do pieces that read the same weights."""
-    graph = problem.graph
-    return together(problem, tied(graph, found))
-
-
 def tied(graph: Graph, found: Pieces) -> NDArray[np.int64]:
     """[N] a label for each op: its piece, where pieces that read the same weights count as one; -1 = free."""
     root = np.arange(len(found.names))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from placewise.driver import Context
 from placewise.errors import InvalidInput
 from placewise.graph import Floats
+from placewise.learned.episodes import FAILING
 from placewise.problem import Problem
 
 Actions = tuple[Tensor, ...]  # each with one row per sample
@@ -60,10 +61,6 @@ class Settings:
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise InvalidInput(f"option samples = {self.samples}: it must be 1 or more")
-
-
-#: Given for a placement that breaks a constraint: as if it took a hundred times as long as all ops one by one.
-FAILING: Final = 100.0
 
 
 def scale_of(problem: Problem) -> float:

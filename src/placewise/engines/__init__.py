@@ -1,20 +1,59 @@
 """Engines that run a plan: what each can be told, how it executes, and the text that tells it.
 
 Each file of this folder is one engine. Its `fit` turns a problem into what the engine can be told: which ops share a
-device, and how it executes them. Its `export` writes a plan of such a problem in the engine's own words.
+device, and how it executes them. Its `export` writes a plan of such a problem in the engine's own words. Its `run`, where
+the engine can be run from here, makes a model ready to run as a plan says, for `placewise verify`.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
 
 from placewise.errors import InvalidInput
 from placewise.plans import Plan
 from placewise.problem import Problem
+
+if TYPE_CHECKING:
+    from placewise.measure import Timing
+
+
+class Run(Protocol):
+    """A model in an engine, with inputs: as the plan places it, and as it runs without a plan."""
+
+    library: str  # with its version
+
+    def plain(self) -> Sequence[NDArray[Any]]:
+        """Run the model once as if there were no plan; its outputs."""
+
+    def placed(self) -> Sequence[NDArray[Any]]:
+        """Run it once as the plan says; its outputs, in the same order."""
+
+    def ran_on(self) -> Mapping[str, str]:
+        """Op to device of the cluster, as the engine itself tells it; ops that it does not tell of are left out."""
+
+    def busy(self) -> Mapping[str, float]:
+        """Seconds that each device of the cluster computed for in one placed run, as far as the engine can tell."""
+
+    def peak(self) -> Mapping[str, float]:
+        """Bytes that each device of the cluster held at most, as far as the engine can tell."""
+
+    def links(self) -> Mapping[tuple[str, str], bool]:
+        """Whether bytes arrive unchanged, for each (from, to) that the plan sends over and the engine can test."""
+
+    def times(self) -> Iterable[tuple[str, str, Timing]]:
+        """(profile's device, signature, time) of ops as they ran, placed, for the profiles."""
+
+
+#: Makes a model (of the zoo, or a file that the engine reads) ready to run as a plan says; `devices` tells what the
+#: cluster's devices are to the engine, where that does not go without saying.
+Runner = Callable[[Plan, str, Mapping[str, str]], AbstractContextManager[Run]]
 
 
 class Engine(NamedTuple):
@@ -24,16 +63,19 @@ class Engine(NamedTuple):
     summary: str  # what `export` writes
     export: Callable[[Plan], str]
     fit: Callable[[Problem], Problem]
+    run: Runner | None = None
 
 
 _registered: dict[str, Engine] = {}
 
 
-def engine(name: str, *, fit: Callable[[Problem], Problem]) -> Callable[[Callable[[Plan], str]], Callable[[Plan], str]]:
+def engine(
+    name: str, *, fit: Callable[[Problem], Problem], run: Runner | None = None
+) -> Callable[[Callable[[Plan], str]], Callable[[Plan], str]]:
     """Register the function that writes a plan for an engine; the first line of its docstring says what it writes."""
 
     def register(export: Callable[[Plan], str]) -> Callable[[Plan], str]:
-        _registered[name] = Engine(name, (export.__doc__ or "").partition("\n")[0], export, fit)
+        _registered[name] = Engine(name, (export.__doc__ or "").partition("\n")[0], export, fit, run)
         return export
 
     return register

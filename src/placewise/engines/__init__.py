@@ -1,8 +1,8 @@
 """Engines that run a plan: what each can be told, how it executes, and the text that tells it.
 
 Each file of this folder is one engine. Its `fit` turns a problem into what the engine can be told: which ops share a
-device, and how it executes them. Its `export` writes a plan of such a problem in the engine's own words. Its `run`, where
-the engine can be run from here, makes a model ready to run as a plan says, for `placewise verify`.
+device, and how it executes them. Its `export` writes a plan of such a problem in the engine's own words. Its `run`,
+where the engine can be run from here, makes a model ready to run as a plan says, for `placewise verify`.
 """
 
 from __future__ import annotations

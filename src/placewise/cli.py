@@ -11,27 +11,23 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from functools import cache, wraps
+from collections.abc import Callable
+from functools import wraps
 from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import typer.core
 
-from placewise import __version__
-from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError
+from placewise import __version__, terminal
+from placewise.errors import DoesNotHold, InvalidInput, NoFeasiblePlan, PlacewiseError
 
 if TYPE_CHECKING:
-    from placewise import measure
-    from placewise.driver import Budget, Progress
+    from placewise.driver import Budget
     from placewise.graph import Graph
-    from placewise.learned import training
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
 
@@ -42,7 +38,7 @@ class _Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            _stop("there is no result yet")
+            terminal.stop("there is no result yet")
 
 
 app = typer.Typer(
@@ -61,24 +57,26 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names may hold characters that the terminal cannot show
     sys.unraisablehook = _press_again
-    warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+    warnings.showwarning = lambda message, *_, **__: terminal.say(f"warning: {message}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends us wants the best so far, as with Ctrl-C
     try:
         app(prog_name="placewise")
     except PlacewiseError as error:
-        _say(f"error: {error}")
+        terminal.say(f"error: {error}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:  # before a command has begun
-        _say("interrupted: there is no result yet")
+        terminal.say("interrupted: there is no result yet")
         sys.exit(130)
     except OSError as error:
-        _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}")
+        terminal.say(
+            f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error.strerror or error}"
+        )
         sys.exit(1)
     except Exception as error:
         frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
         if not any(Path(name).parts[-3:] == ("numba", "core", "caching.py") for name in frames):
             raise
-        _say(
+        terminal.say(
             f"error: compiled code cannot be kept on disk, or what is kept is damaged ({error}); "
             "set NUMBA_CACHE_DIR to an empty folder that you may write to"
         )
@@ -91,13 +89,6 @@ def _press_again(lost: Any) -> None:
         threading.Timer(0.01, _thread.interrupt_main).start()
     else:
         sys.__unraisablehook__(lost)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-_say_once = cache(_say)
 
 
 def _version(wanted: bool) -> None:
@@ -209,7 +200,7 @@ def _problem(
     from placewise.files import load_problem
 
     limits = _pairs(max_memory.split(",") if max_memory else [], "--max-memory")
-    with _heard():
+    with terminal.heard():
         problem = load_problem(
             model,
             cluster,
@@ -328,15 +319,15 @@ def plan(
     _check_writable(out)
     name = planner or driver.DEFAULT_PLANNER
     options, limit = planners.parse_options(name, option or []), _budget(budget, evaluations)
-    driver.compile_for(problem, planners.get(name), _say_once)
-    with _progress() as show:
+    driver.compile_for(problem, planners.get(name), terminal.say_once)
+    with terminal.planning() as show:
         found = driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
-    with _unhurried():
+    with terminal.unhurried():
         found.save(out)
         print(_json(_plan_facts(found) | {"plan": str(out)}) if as_json else describe_plan(found), flush=True)
-        _say(f"wrote {out}")
+        terminal.say(f"wrote {out}")
     if found.stopped == "interrupted":
-        _stop("this is the best plan so far")
+        terminal.stop("this is the best plan so far")
 
 
 @app.command()
@@ -367,13 +358,13 @@ def compare(
             _check_writable(out / name)
     for info in chosen:
         if info.why_not(problem) is None:
-            driver.compile_for(problem, info, _say_once)
+            driver.compile_for(problem, info, terminal.say_once)
     one_device = driver.one_device_value(problem)
-    with _progress() as show:
+    with terminal.planning() as show:
         outcomes = driver.compare(problem, [info.name for info in chosen], budget=limit, seed=seed, on_progress=show)
     best = outcomes[0].plan
     interrupted = any("interrupted" in (row.reason, row.plan and row.plan.stopped) for row in outcomes)
-    with _unhurried():
+    with terminal.unhurried():
         if as_json:
             rows = [
                 {"planner": row.planner, "reason": row.reason}
@@ -388,9 +379,9 @@ def compare(
         if best and out:
             best.save(out / "plan.json")
             write_text(out / "trace.json", to_trace(best))
-            _say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
+            terminal.say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
     if interrupted:
-        _stop("this is the best plan so far" if best else "there is no plan yet")
+        terminal.stop("this is the best plan so far" if best else "there is no plan yet")
     if best is None:
         raise NoFeasiblePlan("no planner found a plan that keeps every constraint")
 
@@ -484,12 +475,67 @@ def export(
     found = _load(plan)
     text = write(found)
     if to != "trace":
-        _say(describe_cut(found))
+        terminal.say(describe_cut(found))
     if out is None:
         sys.stdout.write(text)
     else:
         write_text(out, text)
-        _say(f"wrote {out}")
+        terminal.say(f"wrote {out}")
+
+
+@app.command()
+def verify(
+    plan: PlanFile,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="The model of the plan: bundled, or a file (.pt2, .onnx, OpenVINO's .xml).",
+            autocompletion=_complete_model,
+        ),
+    ],
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="What runs it; by default PyTorch, or for .onnx and .xml files whoever reads these.",
+            autocompletion=_complete_engine,
+        ),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PLACE", help="What a device of the plan is to the engine, such as gpu0=cuda:1."),
+    ] = None,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="How long to measure.")] = "10s",
+    within: Annotated[
+        float, typer.Option(help="How far the time may be off, as a share of what was predicted.")
+    ] = 0.15,
+    update: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what was measured, and write the cluster that uses it here."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a plan for real: same outputs, each part where it should be, and the predicted time?"""
+    from placewise import verify as verification
+    from placewise.files import save_cluster
+    from placewise.report.table import describe_verification
+
+    if update:
+        _check_writable(update)
+    if not 0 < within < math.inf:
+        raise InvalidInput(f"--within {within}: must be above zero")
+    found = _load(plan)
+    keep = None if update is None else lambda cluster: save_cluster(cluster, update)
+    with terminal.heard(), terminal.working("verifying") as show:
+        seen = verification.verify(
+            found, model, engine=engine, devices=_pairs(device or [], "--device"), within=within,
+            seconds=_quantity(budget, "seconds", "--budget"), keep=keep, on_progress=show,
+        )  # fmt: skip
+    print(_json(seen.facts()) if as_json else describe_verification(found, seen), flush=True)
+    if update:
+        terminal.say(f"wrote {update}; plan again with --cluster {update}")
+    if not seen.holds:
+        raise DoesNotHold(f"{plan}: " + "; ".join(f"{f.claim}: {f.verdict}" for f in seen.findings if f.is_wrong))
 
 
 @app.command("engines")
@@ -577,16 +623,16 @@ def train(
         for name, box in zip(names, boxes if len(boxes) > 1 else [*boxes, None][:1] * len(names), strict=True)
     ]
     options = planners.parse_options(training.checked(method), option or [])
-    with _training() as show:
+    with terminal.learning() as show:
         found = training.train(
             method, problems, out, evaluations=evaluations, seed=seed, resume=resume, policy=policy, logs=logs,
             options=options, on_progress=show,
         )  # fmt: skip
     facts = asdict(found) | {"method": method, "policy": str(out)}
     print(_json(facts) if as_json else describe_training(facts), flush=True)
-    _say(f"wrote {out}")
+    terminal.say(f"wrote {out}")
     if not found.finished:
-        _stop("--resume goes on from here")
+        terminal.stop("--resume goes on from here")
 
 
 @app.command("import")
@@ -619,15 +665,15 @@ def import_model(
     _check_writable(out)
     if out.exists() and os.path.exists(model) and out.samefile(model):
         raise InvalidInput(f"--out {out}: this is the model itself, which would be overwritten")
-    with _heard():
+    with terminal.heard():
         graph = files.import_model(
             model, name=name, training=training, prompt=prompt, batch=batch, decode=decode, dims=_sizes(dim)
         )
     if unknown := kinds_without_formula(graph):
-        _say("costed by their bytes alone: " + ", ".join(f"{kind} ({n})" for kind, n in unknown.most_common()))
+        terminal.say("costed by their bytes alone: " + ", ".join(f"{kind} ({n})" for kind, n in unknown.most_common()))
     files.save_graph(graph, out)
     print(_json(_graph_facts(graph) | {"graph": str(out)}) if as_json else describe_import(_graph_facts(graph)))
-    _say(f"wrote {out}")
+    terminal.say(f"wrote {out}")
 
 
 @app.command()
@@ -651,12 +697,12 @@ def profile(
 
     limit = _quantity(budget, "seconds", "--budget") if budget else math.inf
     try:
-        with _heard(), measure.opened(model, device, _sizes(dim)) as target:
-            with _counting("measuring") as show:
+        with terminal.heard(), measure.opened(model, device, _sizes(dim)) as target:
+            with terminal.counting("measuring") as show:
                 found = measure.profile(target, seconds=limit, on_progress=show)
             facts = measure.summary(target.graph, found)
     except KeyboardInterrupt:
-        _stop("what was measured is kept; run it again to go on")
+        terminal.stop("what was measured is kept; run it again to go on")
     print(_json(facts) if as_json else describe_profile(facts))
 
 
@@ -674,14 +720,14 @@ def devices(
 
     if out:
         _check_writable(out)
-    with _heard(), _working() as say:
+    with terminal.heard(), terminal.working("measuring") as say:
         found = describe_machine(say)
     for note in found.notes:
-        _say(f"note: {note}")
+        terminal.say(f"note: {note}")
     print(_json(asdict(found)) if as_json else describe_devices(found), flush=True)
     if out:
         write_text(out, to_yaml(found, out.stem))
-        _say(f"wrote {out}")
+        terminal.say(f"wrote {out}")
 
 
 @app.command()
@@ -725,86 +771,6 @@ def _check_writable(path: Path) -> None:
         raise InvalidInput(f"--out {path}: you may not write to the folder {path.parent}")
 
 
-@contextmanager
-def _progress() -> Iterator["Callable[[Progress], None] | None"]:
-    """A line on the terminal that says how far a planner is; nothing where stderr is not a terminal.
-
-    What a planner prints is talk too, and goes to stderr.
-    """
-    if not sys.stderr.isatty():
-        with redirect_stdout(sys.stderr):
-            yield None
-        return
-    from rich.console import Console
-
-    from placewise.quantities import format_seconds
-
-    with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
-        yield lambda p: status.update(
-            f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
-            f"  bound {format_seconds(p.lower_bound)}  {p.detail}"
-        )
-
-
-@contextmanager
-def _training() -> Iterator["Callable[[training.Progress], None] | None"]:
-    """A line on the terminal that says how far a training is; where stderr is not one, a line now and then."""
-    from rich.console import Console
-
-    from placewise.quantities import format_seconds
-
-    def line(now: "training.Progress") -> str:
-        best, mean = ((f"{x:.3f}" if now.relative else format_seconds(x)) for x in (now.best, now.mean))
-        of = " of the start" if now.relative else ""
-        return (
-            f"update {now.updates:,}  {now.evaluations:,} evaluations  {now.per_second:,.0f}/s"
-            f"  best {best}  mean {mean}{of}"
-        )
-
-    if sys.stderr.isatty():
-        with Console(stderr=True).status("training") as status:
-            yield lambda now: status.update(line(now))
-        return
-    said = [time.monotonic()]
-
-    def say(now: "training.Progress") -> None:
-        if time.monotonic() - said[0] > 30.0:
-            said[0] = time.monotonic()
-            _say(line(now))
-
-    yield say
-
-
-@contextmanager
-def _working() -> Iterator[Callable[[str], None]]:
-    """A line on the terminal that says what is being done; nothing where stderr is not one."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("measuring") as status:
-        yield status.update
-
-
-@contextmanager
-def _counting(what: str) -> Iterator["Callable[[measure.Progress], None]"]:
-    """A bar on the terminal; nothing where stderr is not one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda now: bar.update(task, completed=now.done, total=now.wanted, description=now.signature[:40])
-
-
 def _under(execution: "Execution", found: "Plan") -> "Plan":
     """The plan as another engine would execute it."""
     from dataclasses import replace
@@ -825,52 +791,8 @@ def _load(path: Path) -> "Plan":
     from placewise.driver import compiling
     from placewise.files import load_plan
 
-    with compiling(_say_once):
+    with compiling(terminal.say_once):
         return load_plan(path)
-
-
-@contextmanager
-def _unhurried() -> Iterator[None]:
-    """Who presses Ctrl-C twice wants the planner to end, not to lose what it found: that comes out first."""
-    pressed: list[int] = []
-    before = {n: signal.signal(n, lambda number, _: pressed.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if pressed:
-        _stop("but all is written")
-
-
-@contextmanager
-def _heard() -> Iterator[None]:
-    """Ctrl-C that torch or another library swallows, or turns into an error of its own, is still Ctrl-C."""
-    pressed: list[int] = []
-
-    def hear(number: int, _: object) -> None:
-        pressed.append(number)
-        raise KeyboardInterrupt
-
-    before = {n: signal.signal(n, hear) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except Exception:
-        if not pressed:
-            raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if pressed:
-        raise KeyboardInterrupt
-
-
-def _stop(text: str) -> NoReturn:
-    """Ctrl-C ends a planner early, not empty-handed; a calling script still learns of it, even if it comes again."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    _say(f"interrupted: {text}")
-    raise typer.Exit(130)
 
 
 def _graph_facts(graph: "Graph") -> dict[str, Any]:

@@ -28,6 +28,12 @@ class Unsupported(PlacewiseError):
     exit_code = 4
 
 
+class DoesNotHold(PlacewiseError):
+    """A plan was run, and did not do what it promised."""
+
+    exit_code = 5
+
+
 #: Characters of a name, or of a signature, which describes every input. A small compressed file can hold one of half a
 #: gigabyte, which is then copied about.
 MAX_TEXT: Final = 100_000

@@ -48,7 +48,7 @@ class Run(Protocol):
         """Whether bytes arrive unchanged, for each (from, to) that the plan sends over and the engine can test."""
 
     def times(self) -> Iterable[tuple[str, str, Timing]]:
-        """(profile's device, signature, time) of ops as they ran, placed, for the profiles."""
+        """(device of the cluster, signature, time) of ops as they ran, placed: for profiles of those devices."""
 
 
 #: Makes a model (of the zoo, or a file that the engine reads) ready to run as a plan says; `devices` tells what the

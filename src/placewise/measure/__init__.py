@@ -90,8 +90,12 @@ def summary(graph: Graph, found: Profile) -> dict[str, Any]:
 
 def profile_name(target: Target) -> str:
     """Of the profile that a target's times go into: the hardware and the library, with its version."""
-    text = f"{target.hardware} {target.library}".lower()
-    return "-".join("".join(c if c.isalnum() or c == "." else " " for c in text).split())
+    return slug(f"{target.hardware} {target.library}")
+
+
+def slug(text: str) -> str:
+    """A text as the name of a file."""
+    return "-".join("".join(c if c.isalnum() or c == "." else " " for c in text.lower()).split())
 
 
 def profile(
@@ -224,7 +228,7 @@ def shared_out(
             members.setdefault(kernel, []).append(op)
     found: dict[str, list[Timing]] = {}
     for kernel, ops in members.items():
-        timing = _median(kernels[kernel][1])
+        timing = timing_of(kernels[kernel][1])
         total = sum(work[op] for op in ops)
         for op in ops:
             share = timing._replace(seconds=timing.seconds * float(work[op] / total))
@@ -268,10 +272,11 @@ def clocked(run: Callable[[int], Any], budget: float) -> Timing:
         samples.append((time.perf_counter() - began) / count)
         if len(samples) >= 3 and once > budget:
             break
-    return _median(samples)
+    return timing_of(samples)
 
 
-def _median(samples: Sequence[float]) -> Timing:
+def timing_of(samples: Sequence[float]) -> Timing:
+    """The median and the spread of what the clock showed."""
     low, median, high = np.percentile(samples, [25, 50, 75]).tolist()
     return Timing(median, (high - low) / max(median, 1e-12))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from textwrap import fill
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
@@ -21,6 +21,9 @@ from placewise.quantities import format_bytes, format_seconds
 from placewise.report.explain import KINDS, Explanation, Move, in_words, replicas
 from placewise.simulator import Timeline
 from placewise.simulator.bounds import INGREDIENTS
+
+if TYPE_CHECKING:
+    from placewise.verify import Verification
 
 WIDTH = 80
 SHOWN = 12  # rows of a table that could be long
@@ -187,6 +190,32 @@ def describe_findings(plan: Plan, findings: Sequence[Finding]) -> str:
         for finding in findings
     ]
     return f"{headline(plan)}\n\n{table(['claim', 'claimed', 'found', 'verdict'], 'lrrl', rows)}"
+
+
+def describe_verification(plan: Plan, seen: Verification) -> str:
+    """What `placewise verify` prints."""
+
+    def shown(claim: str, amount: float | None) -> str:
+        if amount is None:
+            return "-"
+        if claim == "outputs":
+            return f"{amount:.1e} off" if amount else "equal"
+        if claim == "placement":
+            return f"{amount:.0f} ops"
+        return format_bytes(amount) if claim.startswith("memory of ") else format_seconds(amount)
+
+    def verdict(f: Finding) -> str:
+        return _off(f) if f.claim.startswith("busy ") else f.verdict
+
+    rows = [[f.claim, shown(f.claim, f.claimed), shown(f.claim, f.found), verdict(f)] for f in seen.findings]
+    planned, plain = (f"{format_seconds(t.seconds)} (+- {t.spread:.0%})" for t in (seen.placed, seen.plain))
+    runs = f"With {seen.library}, one run takes {planned} as planned and {plain} without a plan."
+    claims = table(["claim", "predicted", "measured", "verdict"], "lrrl", rows)
+    return "\n\n".join([headline(plan), claims, wrapped(runs)])
+
+
+def _off(finding: Finding) -> str:
+    return f"{finding.found / finding.claimed - 1:+.0%}" if finding.claimed and finding.found is not None else "-"
 
 
 # ---- explanation -----------------------------------------------------------------------------------------------------

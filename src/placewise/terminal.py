@@ -1,0 +1,154 @@
+"""What a person at a terminal sees and does while a command works: talk on stderr, progress, Ctrl-C."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from placewise import measure
+    from placewise.driver import Progress
+    from placewise.learned import training
+
+
+def say(text: str) -> None:
+    """Talk, which is not the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+say_once = cache(say)
+
+
+# ---- how far it is ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def planning() -> Iterator["Callable[[Progress], None] | None"]:
+    """A line on the terminal that says how far a planner is; nothing where stderr is not a terminal.
+
+    What a planner prints is talk too, and goes to stderr.
+    """
+    if not sys.stderr.isatty():
+        with redirect_stdout(sys.stderr):
+            yield None
+        return
+    from rich.console import Console
+
+    from placewise.quantities import format_seconds
+
+    with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
+        yield lambda p: status.update(
+            f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
+            f"  bound {format_seconds(p.lower_bound)}  {p.detail}"
+        )
+
+
+@contextmanager
+def learning() -> Iterator["Callable[[training.Progress], None] | None"]:
+    """A line on the terminal that says how far a training is; where stderr is not one, a line now and then."""
+    from rich.console import Console
+
+    from placewise.quantities import format_seconds
+
+    def line(now: "training.Progress") -> str:
+        best, mean = ((f"{x:.3f}" if now.relative else format_seconds(x)) for x in (now.best, now.mean))
+        of = " of the start" if now.relative else ""
+        return (
+            f"update {now.updates:,}  {now.evaluations:,} evaluations  {now.per_second:,.0f}/s"
+            f"  best {best}  mean {mean}{of}"
+        )
+
+    if sys.stderr.isatty():
+        with Console(stderr=True).status("training") as status:
+            yield lambda now: status.update(line(now))
+        return
+    said = [time.monotonic()]
+
+    def now_and_then(now: "training.Progress") -> None:
+        if time.monotonic() - said[0] > 30.0:
+            said[0] = time.monotonic()
+            say(line(now))
+
+    yield now_and_then
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on the terminal that says what is being done; nothing where stderr is not one."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as status:
+        yield status.update
+
+
+@contextmanager
+def counting(what: str) -> Iterator["Callable[[measure.Progress], None]"]:
+    """A bar on the terminal; nothing where stderr is not one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda now: bar.update(task, completed=now.done, total=now.wanted, description=now.signature[:40])
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Who presses Ctrl-C twice wants the planner to end, not to lose what it found: that comes out first."""
+    pressed: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: pressed.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if pressed:
+        stop("but all is written")
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Ctrl-C that torch or another library swallows, or turns into an error of its own, is still Ctrl-C."""
+    pressed: list[int] = []
+
+    def hear(number: int, _: object) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    before = {n: signal.signal(n, hear) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except Exception:
+        if not pressed:
+            raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def stop(text: str) -> NoReturn:
+    """Ctrl-C ends a planner early, not empty-handed; a calling script still learns of it, even if it comes again."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    say(f"interrupted: {text}")
+    raise typer.Exit(130)

@@ -1,0 +1,222 @@
+"""A plan, run for real: are the outputs the same, did every op run where it should, and does the clock agree?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise import engines
+from placewise.certificate import Finding
+from placewise.cluster import Cluster
+from placewise.engines import Run
+from placewise.errors import InvalidInput, Unsupported
+from placewise.files import known_profiles, load_profile, profile_folder, save_profile
+from placewise.measure import Timing, hardware_name, slug, timing_of
+from placewise.plans import Plan
+from placewise.profiles import OpTime, Profile
+from placewise.simulator import simulate
+
+#: How far outputs may differ from those of the model without a plan, as a share of the largest of them. Devices add up
+#: in another order; whole numbers do not mind.
+TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
+_WARM_UP, _LEAST, _MOST = 2, 5, 50  # rounds
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a run of a plan showed."""
+
+    engine: str
+    library: str
+    plain: Timing  # the model without a plan
+    placed: Timing  # as the plan says
+    predicted: float  # seconds
+    tolerance: float  # of the outputs
+    findings: tuple[Finding, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that the plan claims was refuted."""
+        return not any(finding.is_wrong for finding in self.findings)
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON; seconds and bytes."""
+        claims = [asdict(finding) for finding in self.findings]
+        times = {"predicted": self.predicted, "placed": self.placed.seconds, "plain": self.plain.seconds}
+        spread = {"placed_spread": self.placed.spread, "plain_spread": self.plain.spread}
+        about = {"engine": self.engine, "library": self.library, "holds": self.holds}
+        return about | times | spread | {"findings": claims}
+
+
+def engine_for(model: str) -> str:
+    """The engine that runs such a model, where none is named."""
+    return {".xml": "openvino", ".onnx": "onnxruntime"}.get(Path(model).suffix.lower(), "torch")
+
+
+def verify(
+    plan: Plan,
+    model: str,
+    *,
+    engine: str | None = None,
+    devices: Mapping[str, str] | None = None,
+    seconds: float = 10.0,
+    within: float = 0.15,
+    keep: Callable[[Cluster], None] | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Verification:
+    """Run a model (of the zoo, or a file) with and without a plan, in turn, for about so many seconds.
+
+    `within` is how far the measured time may be from the predicted one, as a share of it. `keep` is given the plan's
+    cluster with what was measured: each device that ran ops has a profile of them, which goes into the store.
+    """
+    name = engine or engine_for(model)
+    found = engines.get(name)
+    if found.run is None:
+        able = ", ".join(other.name for other in engines.available().values() if other.run)
+        raise Unsupported(f"{name} cannot be run from here; {able} can")
+    for device in (devices or {}).keys() - set(plan.problem.cluster.device_names):
+        known = ", ".join(plan.problem.cluster.device_names)
+        raise InvalidInput(f"there is no device {device!r:.60} in the plan; there are {known}")
+    on_progress("making it ready")
+    with found.run(plan, model, devices or {}) as run:
+        links = run.links()
+        expected, outputs = run.plain(), run.placed()
+        plain, placed = _in_turn(run, seconds, on_progress)
+        predicted = _one_run(plan)
+        tolerance = _tolerance(plan)
+        findings = (
+            _outputs(expected, outputs, tolerance),
+            _placement(plan, run.ran_on()),
+            *_links(links),
+            _time(predicted, placed, within),
+            *_busy(plan, run.busy()),
+            *_memory(plan, run.peak()),
+        )
+        if keep:
+            on_progress("measuring its ops")
+            keep(_with_profiles(plan, run))
+    return Verification(name, run.library, plain, placed, predicted, tolerance, findings)
+
+
+def _in_turn(run: Run, seconds: float, on_progress: Callable[[str], None]) -> tuple[Timing, Timing]:
+    """Medians of both, interleaved: what disturbs the machine disturbs them alike."""
+    for _ in range(_WARM_UP - 1):  # once they have run already
+        run.plain(), run.placed()
+    plain: list[float] = []
+    placed: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(placed) < _LEAST or (len(placed) < _MOST and time.perf_counter() < stop):
+        for call, samples in ((run.plain, plain), (run.placed, placed)):
+            began = time.perf_counter()
+            call()
+            samples.append(time.perf_counter() - began)
+        on_progress(f"run {len(placed)}")
+    return timing_of(plain), timing_of(placed)
+
+
+def _one_run(plan: Plan) -> float:
+    """The predicted seconds of one run by itself, whatever the plan's objective is."""
+    if plan.problem.objective == "latency":
+        return plan.value
+    return simulate(replace(plan.problem, objective="latency"), plan.placement, plan.order).value
+
+
+# ---- claims ----------------------------------------------------------------------------------------------------------
+
+
+def _tolerance(plan: Plan) -> float:
+    """That of the coarsest arithmetic in the model."""
+    return max((TOLERANCE.get(dtype, 0.0) for dtype in set(plan.problem.graph.op_dtypes)), default=0.0)
+
+
+def _outputs(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]], tolerance: float) -> Finding:
+    if [out.shape for out in expected] != [out.shape for out in found]:
+        return Finding("outputs", None, None, "they have other shapes")
+    error = max((_difference(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
+    return Finding("outputs", tolerance, error, "holds" if error <= tolerance else "they differ")
+
+
+def _difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    """The largest difference, as a share of the largest value; infinite where only one of the two is no number."""
+    a, b = (np.asarray(values, np.float64).ravel() for values in (expected, found))
+    odd = ~np.isfinite(a)
+    if not np.array_equal(a[odd], b[odd], equal_nan=True) or not np.isfinite(b[~odd]).all():
+        return np.inf
+    scale = float(np.abs(a[~odd]).max(initial=0.0))
+    return float(np.abs(a - b)[~odd].max(initial=0.0)) / (scale or 1.0)
+
+
+def _placement(plan: Plan, ran_on: Mapping[str, str]) -> Finding:
+    graph = plan.problem.graph
+    told = [op for op, name in enumerate(graph.op_names) if name in ran_on and not graph.is_stored[op]]
+    astray = [op for op in told if ran_on[graph.op_names[op]] != plan.devices[graph.op_names[op]]]
+    wanted = float((~graph.is_stored).sum())
+    if not astray:
+        return Finding("placement", wanted, float(len(told)), "holds" if told else "the engine tells of none")
+    name = graph.op_names[astray[0]]
+    more = f" (and {len(astray) - 1} more)" if len(astray) > 1 else ""
+    return Finding("placement", wanted, float(len(told) - len(astray)), f"{name} ran on {ran_on[name]}{more}")
+
+
+def _links(links: Mapping[tuple[str, str], bool]) -> list[Finding]:
+    return [
+        Finding(f"link {source} to {target}", None, None, "holds" if works else "bytes change on the way")
+        for (source, target), works in links.items()
+    ]
+
+
+def _time(predicted: float, measured: Timing, within: float) -> Finding:
+    off = measured.seconds / predicted - 1 if predicted > 0 else np.inf
+    return Finding("time", predicted, measured.seconds, "holds" if abs(off) <= within else f"{off:+.0%}")
+
+
+def _busy(plan: Plan, busy: Mapping[str, float]) -> list[Finding]:
+    """What each device computed for: the reason why a time does or does not hold, and no claim of the plan's."""
+    predicted = dict(zip(plan.problem.cluster.device_names, plan.timeline.busy.tolist(), strict=True))
+    return [Finding(f"busy {name}", predicted[name], seconds, "holds") for name, seconds in busy.items()]
+
+
+def _memory(plan: Plan, peak: Mapping[str, float]) -> list[Finding]:
+    cluster = plan.problem.cluster
+    predicted = dict(zip(cluster.device_names, plan.timeline.peak.tolist(), strict=True))
+    limit = {device.name: device.memory for device in cluster.devices}
+    return [
+        Finding(f"memory of {name}", predicted[name], held, "holds" if held <= limit[name] else "more than there is")
+        for name, held in peak.items()
+    ]
+
+
+# ---- what was measured, for the next plan ----------------------------------------------------------------------------
+
+
+def _with_profiles(plan: Plan, run: Run) -> Cluster:
+    """The cluster with a profile for each device that ran something; profiles add to what was measured before."""
+    graph, cluster = plan.problem.graph, plan.problem.cluster
+    index = {signature: op for op, signature in enumerate(graph.op_signatures)}
+    by_device: dict[str, dict[str, OpTime]] = {}
+    for where, signature, timing in run.times():
+        op = index[signature]
+        by_device.setdefault(where, {})[signature] = OpTime(
+            graph.op_kinds[op], graph.op_dtypes[op], float(graph.flops[op]), float(graph.bytes_accessed[op]), *timing
+        )
+    made = []
+    for device in cluster.devices:
+        name = slug(f"{cluster.name} {device.name} {run.library}")
+        known = known_profiles().get(name)
+        before = load_profile(known) if known else None
+        if device.name in by_device:
+            about = (name, device.name, hardware_name(), run.library, date.today().isoformat())
+            after = Profile(*about, {**(before.ops if before else {}), **by_device[device.name]})
+            save_profile(after, profile_folder() / f"{name}.json.gz")
+            device = replace(device, profile=after)
+        elif before:
+            device = replace(device, profile=before)
+        made.append(device)
+    return replace(cluster, devices=tuple(made))

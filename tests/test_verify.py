@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from placewise import Problem, engines, plan
+from placewise.engines import Engine
+from placewise.errors import InvalidInput, Unsupported
+from placewise.files import load_profile
+from placewise.measure import Timing
+from placewise.verify import engine_for, verify
+from problems import problem_of
+
+OP = 0.01  # seconds
+
+
+class Scripted:
+    """An engine that does what the plan says, but for what a test makes it do."""
+
+    library = "script 1.0"
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.seconds = plan.timeline.makespan
+        self.outputs = [np.array([1.0, 2.0], np.float32)]
+        self.places = dict(plan.devices)
+        self.held = {"d0": 1.0}
+        self.links_work = True
+
+    def plain(self):
+        return [np.array([1.0, 2.0], np.float32)]
+
+    def placed(self):
+        time.sleep(self.seconds)
+        return self.outputs
+
+    def ran_on(self):
+        return self.places
+
+    def busy(self):
+        return {"d0": 0.5}
+
+    def peak(self):
+        return self.held
+
+    def links(self):
+        return {("d0", "d1"): self.links_work}
+
+    def times(self):
+        yield "d0", "relu[8]", Timing(0.25, 0.1)
+
+
+@pytest.fixture
+def made():
+    problem = problem_of([[OP, 2 * OP], [OP, 2 * OP]], [(0, 1)], memory=100.0, flops=[8.0, 8.0])
+    graph = replace(problem.graph, op_signatures=("relu[8]", "relu[8]"), op_dtypes=("float32",) * 2)
+    problem = replace(problem, graph=graph)
+    return plan(problem, "single")
+
+
+@pytest.fixture
+def run(made, monkeypatch):
+    """Verify with an engine that a test can lead astray."""
+
+    def verified(change=lambda run: None, **given):
+        @contextmanager
+        def ready(plan, model, devices):
+            run = Scripted(plan)
+            change(run)
+            yield run
+
+        known = engines.available() | {"script": Engine("script", "", lambda _: "", lambda p: p, ready)}
+        monkeypatch.setattr(engines, "available", lambda: known)
+        return verify(made, "model", engine="script", seconds=0.0, within=0.5, **given)
+
+    return verified
+
+
+def verdicts(seen):
+    return {finding.claim: finding.verdict for finding in seen.findings}
+
+
+def test_a_run_as_predicted_holds(run, made):
+    seen = run()
+    assert seen.holds
+    assert set(verdicts(seen)) == {"outputs", "placement", "link d0 to d1", "time", "busy d0", "memory of d0"}
+    assert seen.predicted == made.value
+    assert seen.placed.seconds >= made.value
+    assert seen.plain.seconds < OP
+
+
+@pytest.mark.parametrize(
+    ("claim", "change", "verdict"),
+    [
+        ("outputs", lambda run: run.outputs[0].__iadd__(1e-3), "they differ"),
+        ("outputs", lambda run: run.outputs.append(run.outputs[0]), "they have other shapes"),
+        ("outputs", lambda run: run.outputs[0].fill(np.nan), "they differ"),
+        ("placement", lambda run: run.places.update(op1="d1"), "op1 ran on d1"),
+        ("placement", lambda run: run.places.clear(), "the engine tells of none"),
+        ("link d0 to d1", lambda run: setattr(run, "links_work", False), "bytes change on the way"),
+        ("memory of d0", lambda run: run.held.update(d0=101.0), "more than there is"),
+    ],
+)
+def test_what_is_not_as_planned_is_told(run, claim, change, verdict):
+    seen = run(change)
+    assert not seen.holds
+    assert verdicts(seen)[claim] == verdict
+    assert [f.claim for f in seen.findings if f.is_wrong] == [claim]
+
+
+def test_a_time_that_is_off_is_told(run):
+    seen = run(lambda run: setattr(run, "seconds", 3 * run.seconds))
+    assert verdicts(seen)["time"].startswith("+2")
+    assert not seen.holds
+
+
+def test_small_differences_are_rounding(run):
+    seen = run(lambda run: run.outputs[0].__iadd__(np.float32(1e-5)))
+    assert verdicts(seen)["outputs"] == "holds"
+
+
+def test_whole_numbers_must_be_equal(run, made, monkeypatch):
+    graph = replace(made.problem.graph, op_dtypes=("int64",) * 2)
+    object.__setattr__(made, "problem", replace(made.problem, graph=graph))
+    seen = run(lambda run: run.outputs[0].__iadd__(np.float32(1e-5)))
+    assert verdicts(seen)["outputs"] == "they differ"
+
+
+def test_what_was_measured_is_kept_and_used(run, made, monkeypatch, tmp_path):
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path))
+    kept = []
+    run(keep=kept.append)
+    (cluster,) = kept
+    first, second = cluster.devices
+    assert second.profile is None
+    assert load_profile(first.profile.name).ops["relu[8]"].seconds == 0.25
+    again = Problem(made.problem.graph, cluster)
+    assert again.seconds[:, 0].tolist() == [0.25, 0.25]
+
+
+def test_requests_that_make_no_sense(run, made):
+    with pytest.raises(InvalidInput, match="no device 'd7' in the plan; there are d0, d1"):
+        run(devices={"d7": "cpu"})
+    with pytest.raises(Unsupported, match="vllm cannot be run from here"):
+        verify(made, "model", engine="vllm")
+    assert [engine_for(name) for name in ("a.xml", "a.onnx", "a.pt2", "bert-base")] == [
+        "openvino", "onnxruntime", "torch", "torch",
+    ]  # fmt: skip
+
+
+def test_facts_are_json(run):
+    facts = json.loads(json.dumps(run().facts()))
+    assert facts["holds"]
+    assert facts["engine"] == "script"

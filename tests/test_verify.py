@@ -57,7 +57,7 @@ class Scripted:
 
 @pytest.fixture
 def made():
-    problem = problem_of([[OP, 2 * OP], [OP, 2 * OP]], [(0, 1)], memory=100.0, flops=[8.0, 8.0])
+    problem = problem_of([[OP, 2 * OP], [OP, 2 * OP]], [(0, 1)], memory=100.0, bytes_accessed=[8.0, 8.0])
     graph = replace(problem.graph, op_signatures=("relu[8]", "relu[8]"), op_dtypes=("float32",) * 2)
     problem = replace(problem, graph=graph)
     return plan(problem, "single")

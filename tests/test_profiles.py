@@ -326,9 +326,17 @@ def test_the_clock_reads_the_median_of_one_call(monkeypatch):
     assert calls[:3] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("device", ["tpu", "", "cuda0", "cpu:7", "onnxruntime:gpu"])
+@pytest.mark.parametrize("device", ["tpu", "", "cuda0", "cpu:7"])
 def test_a_device_that_cannot_be_measured_is_told(device):
     with pytest.raises(InvalidInput, match="must be cpu, cuda:0"), measure.opened("net", device):
+        pass
+
+
+@pytest.mark.parametrize("device", ["onnxruntime:gpu", "onnxruntime:0", "openvino:CPU:", "openvino:CPU:-1"])
+def test_a_number_of_threads_is_a_number(tmp_path, device):
+    pytest.importorskip(device.partition(":")[0])
+    pytest.importorskip("onnxscript")
+    with pytest.raises(InvalidInput, match="the number of threads must be"), measure.opened("squeezenet", device):
         pass
 
 
@@ -336,7 +344,7 @@ def test_a_device_that_cannot_be_measured_is_told(device):
 def test_a_file_that_a_library_does_not_read_is_told(tmp_path, name, device):
     (tmp_path / name).touch()
     with (
-        pytest.raises(InvalidInput, match="measures bundled models, and files"),
+        pytest.raises(InvalidInput, match="takes bundled models, and files"),
         measure.opened(str(tmp_path / name), device),
     ):
         pass

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from numpy.typing import NDArray
 
 from placewise.errors import InvalidInput
+from placewise.graph import Graph
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -95,3 +96,25 @@ def get(name: str) -> Engine:
     if name not in known:
         raise InvalidInput(f"there is no engine {name!r:.60}; there are {', '.join(known)}")
     return known[name]
+
+
+# ---- shared by what runs plans ---------------------------------------------------------------------------------------
+
+
+def check_model(plan: Plan, graph: Graph, advice: str = "") -> None:
+    """Refuse a model that lacks an op of the plan, or has it with other shapes."""
+    theirs = dict(zip(graph.op_names, graph.op_signatures, strict=True))
+    for name, signature in zip(plan.problem.graph.op_names, plan.problem.graph.op_signatures, strict=True):
+        if name not in theirs:
+            raise InvalidInput(f"not the model of this plan: it has no op {name!r:.80}{advice}")
+        if signature and theirs[name] != signature:
+            raise InvalidInput(
+                f"not the model of this plan: op {name!r:.80} is {theirs[name]:.120}, not {signature:.120}"
+            )
+
+
+def check_devices(plan: Plan, devices: Mapping[str, str]) -> None:
+    """Refuse names that the plan's cluster does not have."""
+    known = plan.problem.cluster.device_names
+    for unknown in devices.keys() - set(known):
+        raise InvalidInput(f"devices: there is no device {unknown!r:.60}; there are {', '.join(known)}")

@@ -166,16 +166,12 @@ def _check_writable(folder: Path) -> None:
 def opened(model: str, device: str, dims: Mapping[str, int] | None = None) -> Iterator[Target]:
     """A model (of the zoo, or a file that the library reads) on a device: cpu, cuda:0, openvino:CPU, onnxruntime.
 
-    `dims` gives the sizes that an ONNX or OpenVINO file leaves open.
+    openvino:CPU:2 and onnxruntime:2 are CPUs with two threads. `dims` gives the sizes that a file leaves open.
     """
     library, colon, part = device.partition(":")
-    if library not in _FILES or (colon and library in ("cpu", "onnxruntime")):
+    if library not in _FILES or (colon and library == "cpu"):
         raise InvalidInput(f"device {device!r:.60}: must be cpu, cuda:0, openvino:CPU or onnxruntime")
-    if model not in zoo.names():
-        suffix = existing(model, "model", zoo.names()).suffix.lower()
-        if suffix not in _FILES[library]:
-            known = ", ".join(_FILES[library])
-            raise InvalidInput(f"{model}: {library} measures bundled models, and files that end in {known}")
+    check_readable(model, library)
     if dims and Path(model).suffix.lower() not in (".onnx", ".xml"):
         raise InvalidInput(f"{model}: only .onnx and .xml files have sizes that are left open")
     if library in ("cpu", "cuda"):
@@ -187,13 +183,33 @@ def opened(model: str, device: str, dims: Mapping[str, int] | None = None) -> It
         if library == "openvino":
             from placewise.measure import openvino
 
+            openvino.settings(part or "CPU", counters=False)  # refuses a wrong one before the model is converted
             path, name = openvino.written(model, Path(folder), dims)
             yield openvino.OpenvinoTarget(path, name, part or "CPU", dims)
         else:
             from placewise.measure import onnxruntime
 
+            threads = thread_count(part, device) if colon else None
             path, name = onnxruntime.written(model, Path(folder), dims)
-            yield onnxruntime.OnnxruntimeTarget(path, name, dims)
+            yield onnxruntime.OnnxruntimeTarget(path, name, dims, threads)
+
+
+def check_readable(model: str, library: str) -> None:
+    """Refuse what is neither a model of the zoo nor a file that the library reads."""
+    if model in zoo.names():
+        return
+    suffix = existing(model, "model", zoo.names()).suffix.lower()
+    if suffix not in _FILES[library]:
+        raise InvalidInput(
+            f"{model}: {library} takes bundled models, and files that end in {', '.join(_FILES[library])}"
+        )
+
+
+def thread_count(text: str, where: str) -> int:
+    """How many threads a CPU is to have."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= 4096):
+        raise InvalidInput(f"{where!r:.60}: the number of threads must be a whole number from 1 to 4096")
+    return int(text)
 
 
 @contextmanager
@@ -281,6 +297,6 @@ def timing_of(samples: Sequence[float]) -> Timing:
     return Timing(median, (high - low) / max(median, 1e-12))
 
 
-def hardware_name() -> str:
-    """This machine's CPU and how many of its cores may be used."""
-    return f"{cpu_title()}, {usable_cores()} cores"
+def hardware_name(threads: int | None = None) -> str:
+    """This machine's CPU and how many of its cores may be used, or how many threads are."""
+    return f"{cpu_title()}, {usable_cores()} cores" + (f", {threads} threads" if threads else "")

@@ -52,9 +52,12 @@ def _named(path: Path, folder: Path, dims: Mapping[str, int] | None) -> Path:
 class OnnxruntimeTarget:
     """An ONNX file on the CPU."""
 
-    def __init__(self, path: str | Path, name: str, dims: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, name: str, dims: Mapping[str, int] | None = None, threads: int | None = None
+    ) -> None:
         runtime = require("onnxruntime", "onnx")
-        self.device, self.hardware = "onnxruntime", hardware_name()
+        self.device, self.hardware = f"onnxruntime:{threads}" if threads else "onnxruntime", hardware_name(threads)
+        self._threads = threads or 0  # as many as there are cores
         self.library = f"onnxruntime {runtime.__version__}"
         self.graph = importer.load(path, name, dims=dims)
         self._runtime, self._path, self._dims = runtime, str(path), dims or {}
@@ -95,6 +98,7 @@ class OnnxruntimeTarget:
 
     def _session(self, options: Any) -> Any:
         options.log_severity_level = 4  # what fails is raised as well
+        options.intra_op_num_threads = self._threads
         with told(f"{self._path}: ONNX Runtime cannot load it"):
             return self._runtime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
 

@@ -1,5 +1,11 @@
 """The portfolio beside its members, each alone with the same budget; and beside SAGA's schedulers (PLACEWISE_DATA).
 
+python bench/portfolio.py                           # 10 s each: SAGA's instances, models of the zoo
+python bench/portfolio.py --random 24 --seed 1000 --evaluations 30000 --members
+
+With `--random`, problems are drawn instead: shapes, sizes, devices, objectives and memory, all by chance and the seed,
+so that what was chosen on some seeds can be judged on others. A summary of all pairs of problem and member follows.
+
 `found by` is who found the portfolio's plan; "> heft" means local search from heft's plan. `best` is the best member by
 itself, and `to best` what the portfolio makes of it: at most 1 is the aim. On the shared instances, `to SAGA` is the
 portfolio's value over that of the best of SAGA's four schedulers over all hash seeds: below 1 where ours is better.
@@ -14,8 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness import main, progress, random_problem
-from placewise import Problem, plan, zoo
+from placewise import Costs, Device, Graph, Problem, full_mesh, plan, zoo
 from placewise.driver import Budget
 from placewise.errors import PlacewiseError
 from placewise.files import load_cluster
@@ -53,6 +61,73 @@ def problems(folder: Path | None) -> Iterator[tuple[str, Problem, float | None]]
     yield "random, 10,000 ops", random_problem(10_000, 8), None
     tight = random_problem(1_000, 4, ccr=5)
     yield "random, 1,000 ops, completion", replace(tight, objective="completion"), None
+
+
+def drawn(seed: int) -> tuple[str, Problem]:
+    """A problem by chance: layers, branches that join again, or a few long strands with edges across."""
+    rng = np.random.default_rng(seed)
+    shape = str(rng.choice(["layers", "branches", "strands"]))
+    ops, devices = int(np.exp(rng.uniform(np.log(40), np.log(800)))), int(rng.choice([2, 3, 4, 8]))
+    ccr, unrelated = float(rng.choice([0.1, 0.5, 2.0, 5.0])), bool(rng.random() < 0.3)
+    objective = str(rng.choice(["latency", "latency", "latency", "completion", "throughput"]))
+    edges = {"layers": _layers, "branches": _branches, "strands": _strands}[shape](ops, rng)
+    seconds = rng.lognormal(0.0, 1.0, ops) * 50e-6
+    speed = rng.uniform(0.3, 1.0, (ops if unrelated else 1, devices))
+    size = rng.lognormal(0.0, 1.0, ops)
+    size *= ccr * seconds.mean() * 10e9 / size.mean()
+    resident = rng.lognormal(0.0, 1.0, ops) * 1e6
+    tight = float(rng.choice([0.0, 1.3, 2.0]))  # times what all devices must have together; 0 = no limit
+    memory = tight * (resident.sum() / devices + 3 * size.sum() / ops) if tight else 1e15
+    models = 3 if objective == "completion" else 1
+    model = np.arange(ops) * models // ops
+    edges = [(producer, consumer) for producer, consumer in edges if model[producer] == model[consumer]]
+    graph = Graph.create(
+        op_names=[f"op{i}" for i in range(ops)],
+        tensor_producer=np.arange(ops),
+        tensor_bytes=size,
+        edge_tensor=[producer for producer, _ in edges],
+        edge_consumer=[consumer for _, consumer in edges],
+        resident=resident,
+        model=model,
+        models=[f"model{i}" for i in range(models)],
+    )
+    cluster = full_mesh([Device(f"d{i}", memory=memory) for i in range(devices)], 10e9, 5e-6)
+    name = f"{seed}: {shape} {ops}x{devices} ccr {ccr:g}{' tight' if tight else ''} {objective}"
+    return name, Problem(graph, cluster, Costs.create(seconds[:, None] / speed), objective=objective)
+
+
+def _layers(ops: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Each op reads one to three of the layer before."""
+    width = int(rng.integers(2, 16))
+    return [
+        (int(before), op)
+        for op in range(width, ops)
+        for before in np.unique((op // width - 1) * width + rng.integers(0, width, rng.integers(1, 4)))
+    ]
+
+
+def _branches(ops: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Blocks in series: one op, some branches of some ops each, one op that joins them."""
+    edges, last = [], 0
+    while last + 1 < ops:
+        ends, op = [], last + 1
+        for _ in range(int(rng.integers(1, 6))):
+            before = last
+            for _ in range(int(rng.integers(1, 6))):
+                if op + 1 < ops:
+                    edges.append((before, op))
+                    before, op = op, op + 1
+            ends.append(before)
+        edges += [(end, op) for end in dict.fromkeys(ends)]
+        last = op
+    return edges
+
+
+def _strands(ops: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Recurrent networks look so: op i follows op i - strands, and at times reads from a neighbour."""
+    strands = int(rng.integers(2, 9))
+    edges = [(op - strands, op) for op in range(strands, ops)]
+    return edges + [(op - 1, op) for op in range(1, ops) if rng.random() < 0.4]
 
 
 def measure(options: Any) -> list[dict[str, Any]]:

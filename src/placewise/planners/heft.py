@@ -16,6 +16,7 @@ from placewise.planners.blocks import headroom
 from placewise.problem import Problem
 from placewise.simulator.arrays import priority_order
 
+_BLOCK: Final = 64  # gaps in a row whose longest is known, so that a search passes over all of them at once
 _READERS: Final = 64  # lookahead goes no further: a tensor that thousands read would cost their number squared
 
 
@@ -54,7 +55,7 @@ def place_in_order(
     position[order] = np.arange(n)
     reader_ptr, readers = _most_urgent_readers(problem, position) if lookahead else (np.zeros(n + 1), np.zeros(0))
     place, start = _schedule(
-        order.astype(np.int64), *_given(problem), np.zeros(problem.seconds.shape) if bias is None else bias,
+        order.astype(np.int64), *_given(problem), np.zeros((0, 0)) if bias is None else bias,
         reader_ptr.astype(np.int64), readers.astype(np.int64),
     )  # fmt: skip
     return place.astype(np.int32), np.lexsort((position, start)).astype(np.int32)
@@ -93,7 +94,10 @@ def _schedule(
     order, seconds, stored, input_ptr, inputs, producer, size, latency, per_byte, unit, resident, room, shortest,
     bias, reader_ptr, readers,
 ):  # fmt: skip
-    """(device, start) of each op. A device's idle gaps are kept sorted; the last one never ends."""
+    """(device, start) of each op. A device's idle gaps are kept sorted; the last one never ends.
+
+    `longest` [D, blocks] is at least the length of each gap in a block, with what rounding may add to it.
+    """
     n, devices = seconds.shape
     place = np.full(n, -1, np.int64)
     unit_device = np.full(len(resident), -1, np.int64)
@@ -101,7 +105,7 @@ def _schedule(
     placed = stored.copy()
     room = room.copy()
     gap_start, gap_end = np.zeros((devices, 64)), np.full((devices, 64), np.inf)
-    gaps = np.ones(devices, np.int64)
+    gaps, longest = np.ones(devices, np.int64), np.full((devices, 64 // _BLOCK), np.inf)
     for index in range(n):
         op = order[index]
         if stored[op]:
@@ -127,10 +131,10 @@ def _schedule(
                     continue
                 gap = _first_gap(gap_end, gaps, d, ready)
                 begin = max(ready, gap_start[d, gap])
-                while begin + time > gap_end[d, gap]:
-                    gap += 1
-                    begin = max(ready, gap_start[d, gap])
-                value = begin + time + bias[op, d]
+                if begin + time > gap_end[d, gap]:
+                    gap = _next_gap(gap_start, gap_end, longest, d, gap + 1, time)
+                    begin = gap_start[d, gap]
+                value = begin + time + (bias[op, d] if len(bias) else 0.0)
                 if reader_ptr[op] < reader_ptr[op + 1]:
                     value = _last_reader_ends(
                         op, d, begin, begin + time, room[d] - need, readers[reader_ptr[op] : reader_ptr[op + 1]],
@@ -174,17 +178,20 @@ def _schedule(
             if gaps[d] == gap_start.shape[1]:
                 wider_start = np.zeros((devices, 2 * gap_start.shape[1]))
                 wider_end = np.full((devices, 2 * gap_start.shape[1]), np.inf)
+                wider_longest = np.full((devices, 2 * longest.shape[1]), np.inf)
                 for x in range(devices):
                     for y in range(gaps[x]):
                         wider_start[x, y] = gap_start[x, y]
                         wider_end[x, y] = gap_end[x, y]
-                gap_start, gap_end = wider_start, wider_end
+                gap_start, gap_end, longest = wider_start, wider_end, wider_longest
             for y in range(gaps[d], g + 1, -1):
                 gap_start[d, y] = gap_start[d, y - 1]
                 gap_end[d, y] = gap_end[d, y - 1]
             gaps[d] += 1
             gap_end[d, g] = best_start
             gap_start[d, g + 1], gap_end[d, g + 1] = best_finish, end
+            for block in range((g + 1) // _BLOCK, (gaps[d] - 1) // _BLOCK + 1):  # the first may have come from before
+                longest[d, block] = max(longest[d, block], _length(gap_start, gap_end, d, block * _BLOCK))
         elif before:
             gap_end[d, g] = best_start
         elif after:
@@ -194,6 +201,9 @@ def _schedule(
                 gap_start[d, y] = gap_start[d, y + 1]
                 gap_end[d, y] = gap_end[d, y + 1]
             gaps[d] -= 1
+            for block in range(g // _BLOCK, gaps[d] // _BLOCK):  # the last came from behind
+                last = (block + 1) * _BLOCK - 1
+                longest[d, block] = max(longest[d, block], _length(gap_start, gap_end, d, last))
     for op in range(n):
         u = unit[op]
         if unit_device[u] < 0:  # a parameter that nobody reads
@@ -216,6 +226,28 @@ def _first_gap(gap_end, gaps, d, ready):
         else:
             low = middle + 1
     return low
+
+
+@njit(cache=True, nogil=True)
+def _length(gap_start, gap_end, d, gap):
+    """How long a gap is, at least as seen by one who adds a time to its start."""
+    return gap_end[d, gap] - gap_start[d, gap] + 4e-16 * gap_end[d, gap]
+
+
+@njit(cache=True, nogil=True)
+def _next_gap(gap_start, gap_end, longest, d, gap, time):
+    """The first gap on a device, from this one on, that is long enough."""
+    while True:
+        end = gap - gap % _BLOCK + _BLOCK
+        if longest[d, gap // _BLOCK] >= time:
+            most, whole = 0.0, gap % _BLOCK == 0
+            for g in range(gap, end):
+                if gap_start[d, g] + time <= gap_end[d, g]:
+                    return g
+                most = max(most, _length(gap_start, gap_end, d, g))
+            if whole:
+                longest[d, gap // _BLOCK] = most
+        gap = end
 
 
 @njit(cache=True, nogil=True)

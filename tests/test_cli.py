@@ -225,6 +225,21 @@ def test_compare_prints_one_row_per_planner(run, problem):
     assert json.loads(Path("deep/out/trace.json").read_text())["traceEvents"]
 
 
+def test_compare_several_models(run, problem, tmp_path):
+    args = ("compare", problem, problem, "--planners", "single,heft", "--evaluations", "5")
+    result = run(*args, "--plot", tmp_path / "a.svg")
+    assert result.code == 0
+    assert result.out.count("No plan is below") == 2
+    assert "Over 2 problems" in result.out
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    facts = json.loads(run(*args, "--json").out)
+    assert [entry["best"] for entry in facts["comparisons"]] == ["single", "single"]
+    refused = run(*args, "--out", tmp_path / "new")
+    assert refused.code == 2
+    assert "name one model" in refused.err
+    assert not (tmp_path / "new").exists()
+
+
 def test_compare_marks_what_one_device_beats(run, tmp_path):
     """A slow link: splitting the work at random never pays."""
     build = GraphBuilder("wide")

@@ -26,7 +26,7 @@ from placewise import __version__, terminal
 from placewise.errors import DoesNotHold, InvalidInput, NoFeasiblePlan, PlacewiseError
 
 if TYPE_CHECKING:
-    from placewise.driver import Budget
+    from placewise.driver import Budget, Outcome
     from placewise.graph import Graph
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
@@ -145,6 +145,14 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A problem or graph file, a public benchmark file, or the name of a bundled model.",
+        autocompletion=_complete_model,
+    ),
+]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...",
+        help="As for `plan`; several are compared one after the other.",
         autocompletion=_complete_model,
     ),
 ]
@@ -269,14 +277,24 @@ def _quantity(text: str, dimension: str, where: str) -> float:
 
 
 def _takes_problem(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_problem` in place of its first parameter, the problem that they describe."""
-    shared = signature(_problem).parameters
-    own = dict(list(signature(command).parameters.items())[1:])
+    """Give a command the options of `_problem` in place of its first parameter, the problem that they describe.
+
+    A first parameter called `problems` stands for as many as there are models.
+    """
+    shared = dict(signature(_problem).parameters)
+    first, *rest = signature(command).parameters.values()
+    own = {parameter.name: parameter for parameter in rest}
+    if first.name == "problems":
+        shared["model"] = shared["model"].replace(annotation=Models)
 
     @wraps(command)
     def run(**given: Any) -> None:
-        problem = _problem(**{name: given.pop(name) for name in shared})
-        command(problem, **given)
+        options = {name: given.pop(name) for name in shared}
+        models = options.pop("model")
+        if first.name == "problems":
+            command([_problem(model, **options) for model in models], **given)
+        else:
+            command(_problem(models, **options), **given)
 
     run.__signature__ = Signature([*shared.values(), *own.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in {**shared, **own}.items()}
@@ -333,7 +351,7 @@ def plan(
 @app.command()
 @_takes_problem
 def compare(
-    problem: "Problem",
+    problems: "list[Problem]",
     planners: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Only these; all that apply by default.")
     ] = None,
@@ -341,48 +359,67 @@ def compare(
     evaluations: Evaluations = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write the best plan and its trace.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A picture (.svg or .png): quality against time; of several models, performance profiles.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run many planners with the same budget each, and print one table."""
+    """Run many planners with the same budget each, and print one table for each model."""
     from placewise import driver
     from placewise.files import write_text
     from placewise.planners import available, get
-    from placewise.report.table import describe_comparison
+    from placewise.report import plots
+    from placewise.report.table import describe_comparison, describe_comparisons
     from placewise.report.trace import to_trace
 
     chosen = [get(name.strip()) for name in (planners.split(",") if planners else available())]
     limit = _budget(budget, evaluations)
+    if plot:
+        plots.check_format(plot)
+        _check_writable(plot)
     if out:
+        if len(problems) > 1:
+            raise InvalidInput(f"--out {out}: name one model, since there is one best plan for each")
         out.mkdir(parents=True, exist_ok=True)
         for name in ("plan.json", "trace.json"):
             _check_writable(out / name)
-    for info in chosen:
-        if info.why_not(problem) is None:
-            driver.compile_for(problem, info, terminal.say_once)
-    one_device = driver.one_device_value(problem)
-    with terminal.planning() as show:
-        outcomes = driver.compare(problem, [info.name for info in chosen], budget=limit, seed=seed, on_progress=show)
-    best = outcomes[0].plan
-    interrupted = any("interrupted" in (row.reason, row.plan and row.plan.stopped) for row in outcomes)
+    comparisons: list[list[driver.Outcome]] = []
+    facts = []
+    for problem in problems:
+        for info in chosen:
+            if info.why_not(problem) is None:
+                driver.compile_for(problem, info, terminal.say_once)
+        one_device = driver.one_device_value(problem)
+        names = [info.name for info in chosen]
+        with terminal.planning() as show:
+            outcomes = driver.compare(problem, names, budget=limit, seed=seed, on_progress=show)
+        comparisons.append(outcomes)
+        facts.append(_comparison_facts(outcomes, one_device))
+        if not as_json:
+            print(describe_comparison(outcomes, one_device), end="\n\n" if len(problems) > 1 else "\n", flush=True)
+        interrupted = any("interrupted" in (row.reason, row.plan and row.plan.stopped) for row in outcomes)
+        if interrupted:
+            break
+    best = comparisons[0][0].plan
     with terminal.unhurried():
         if as_json:
-            rows = [
-                {"planner": row.planner, "reason": row.reason}
-                if row.plan is None
-                else _plan_facts(row.plan) | {"beaten_by_one_device": row.plan.value > one_device}
-                for row in outcomes
-            ]
-            facts = {"best": best and best.planner, "lower_bound": best and best.lower_bound, "one_device": one_device}
-            print(_json(facts | {"planners": rows}), flush=True)
-        else:
-            print(describe_comparison(outcomes, one_device), flush=True)
+            print(_json(facts[0] if len(problems) == 1 else {"comparisons": facts}), flush=True)
+        elif len(comparisons) > 1:
+            print(describe_comparisons(comparisons), flush=True)
         if best and out:
             best.save(out / "plan.json")
             write_text(out / "trace.json", to_trace(best))
             terminal.say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
+        if plot:
+            plots.plot(comparisons, plot)
+            terminal.say(f"wrote {plot}")
     if interrupted:
         terminal.stop("this is the best plan so far" if best else "there is no plan yet")
-    if best is None:
+    if not any(outcomes[0].plan for outcomes in comparisons):
         raise NoFeasiblePlan("no planner found a plan that keeps every constraint")
 
 
@@ -811,6 +848,18 @@ def _graph_facts(graph: "Graph") -> dict[str, Any]:
         "model": graph.name, "ops": int((~graph.is_stored).sum()), "parameters": round(parameters),
         "flops": float(graph.flops.sum()), "bytes": held["parameter"], "state_bytes": held["state"],
     }  # fmt: skip
+
+
+def _comparison_facts(outcomes: "list[Outcome]", one_device: float) -> dict[str, Any]:
+    best = outcomes[0].plan
+    rows = [
+        {"planner": row.planner, "reason": row.reason}
+        if row.plan is None
+        else _plan_facts(row.plan) | {"beaten_by_one_device": row.plan.value > one_device}
+        for row in outcomes
+    ]
+    facts = {"best": best and best.planner, "lower_bound": best and best.lower_bound, "one_device": one_device}
+    return facts | {"planners": rows}
 
 
 def _plan_facts(found: "Plan") -> dict[str, Any]:

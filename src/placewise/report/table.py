@@ -19,6 +19,7 @@ from placewise.planners import PlannerInfo
 from placewise.plans import Plan
 from placewise.quantities import format_bytes, format_seconds
 from placewise.report.explain import KINDS, Explanation, Move, in_words, replicas
+from placewise.report.plots import ratios_to_best
 from placewise.simulator import Timeline
 from placewise.simulator.bounds import INGREDIENTS
 
@@ -161,6 +162,20 @@ def describe_comparison(outcomes: Sequence[Outcome], one_device: float) -> str:
     parts.append(table(["planner", "value", "gap", "fullest", "seconds", "evaluations"], "lrrlrr", rows))
     parts.append("\n".join(wrapped(note, "  ") for note in notes))
     return "\n\n".join(parts)
+
+
+def describe_comparisons(comparisons: Sequence[Sequence[Outcome]]) -> str:
+    """Several comparisons in one table: how far each planner's values are from the best of each problem."""
+    rows = []
+    for name, ratios in ratios_to_best(comparisons).items():
+        able = [ratio for ratio in ratios if math.isfinite(ratio)]
+        mean = math.exp(sum(map(math.log, able)) / len(able)) if able else math.inf
+        best = sum(ratio <= 1.0 + 1e-9 for ratio in able)
+        shown = [f"{mean:.3f}", f"{max(able):.3f}"] if able else ["-", "-"]
+        rows.append((-len(able), mean, [name, *shown, str(best), str(len(ratios) - len(able))]))
+    title = f"Over {len(comparisons)} problems, as multiples of the best value of each:"
+    cells = [row for _, _, row in sorted(rows)]
+    return f"{title}\n\n{table(['planner', 'mean', 'worst', 'the best', 'no plan'], 'lrrrr', cells)}"
 
 
 def fullest_device(timeline: Timeline) -> str:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from placewise import Budget
+from placewise.driver import Outcome, compare
+from placewise.errors import InvalidInput
+from placewise.report.plots import plot, ratios_to_best
+from problems import problem_of
+
+pytest.importorskip("matplotlib")
+NAMES = ("single", "random", "local-search")
+
+
+def compared(*scales):
+    problems = [problem_of([[scale, 2.0], [3.0, scale], [1.0, 1.0]], [(0, 2), (1, 2)]) for scale in scales]
+    return [compare(problem, NAMES, budget=Budget(evaluations=50)) for problem in problems]
+
+
+def texts(path):
+    return {node.text for node in ElementTree.parse(path).iter() if node.text and node.text.strip()}
+
+
+def test_ratios_are_to_the_best_of_each_problem():
+    first, second = compared(1.0, 2.0)
+    first = [Outcome("lost", None, "no plan"), *first]
+    found = ratios_to_best([first, second])
+    assert found["lost"] == [math.inf]
+    assert found["local-search"] == [1.0, 1.0]
+    single = next(row.plan for row in first if row.planner == "single")
+    best = min(row.plan.value for row in first if row.plan)
+    assert found["single"][0] == single.value / best > 1.0
+
+
+def test_one_comparison_is_drawn_against_time_and_several_as_profiles(tmp_path):
+    plot(compared(1.0), tmp_path / "one.svg")
+    plot(compared(1.0, 2.0), tmp_path / "two.svg")
+    assert {*NAMES, "lower bound", "seconds of planning"} <= texts(tmp_path / "one.svg")
+    assert {*NAMES, "factor of the best value", "share of 2 problems within it"} <= texts(tmp_path / "two.svg")
+
+
+def test_the_same_comparison_gives_the_same_file(tmp_path):
+    found = compared(1.0)
+    for name in ("a.svg", "b.svg"):
+        plot(found, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_pictures_may_be_png(tmp_path):
+    plot(compared(1.0), tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_no_plan_at_all_is_a_picture_too(tmp_path):
+    plot([[Outcome("lost", None, "no plan")]], tmp_path / "none.svg")
+    plot([[Outcome("lost", None, "no plan")]] * 2, tmp_path / "none.svg")
+
+
+def test_other_formats_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match=r"must end in \.svg or \.png"):
+        plot([], tmp_path / "a.pdf")

@@ -376,6 +376,16 @@ def test_explain(run, plan):
     assert "| bound " in result.out
 
 
+def test_explain_what_if(run, plan):
+    result = run("explain", plan, "--what-if", "--budget", "0.1s")
+    assert result.code == 0
+    assert_80_columns(result.out)
+    assert "links twice as fast" in result.out
+    facts = json.loads(run("explain", plan, "--what-if", "--budget", "0.1s", "--json").out)
+    rows = {row["change"]: row for row in facts["what_if"]}
+    assert rows["links twice as fast"]["planned"] <= rows["links twice as fast"]["same"] <= rows["nothing"]["same"]
+
+
 def test_check(run, plan):
     result = run("check", plan)
     assert result.code == 0

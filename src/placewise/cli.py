@@ -461,15 +461,29 @@ def check(plan: PlanFile, as_json: AsJson = False) -> None:
 def explain(
     plan: PlanFile,
     op: Annotated[str | None, typer.Option(metavar="NAME", help="What would each device give for this op?")] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="What would memory, another device or faster links gain? Plans anew.")
+    ] = False,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="With --what-if: time to plan each change.")] = "2s",
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a plan."""
     from dataclasses import asdict
 
+    from placewise import driver
+    from placewise.planners import get as get_planner
     from placewise.report import explain as reasons
-    from placewise.report.table import describe_explanation, describe_moves
+    from placewise.report.table import describe_explanation, describe_moves, describe_what_if
+    from placewise.report.what_if import what_if as changes
 
     found = _load(plan)
+    if what_if:
+        driver.compile_for(found.problem, get_planner(driver.DEFAULT_PLANNER), terminal.say_once)
+        with terminal.planning() as show:
+            rows = changes(found, budget=_budget(budget, None), on_progress=show)
+        facts = {"what_if": [row._asdict() for row in rows]}
+        print(_json(_plan_facts(found) | facts) if as_json else describe_what_if(found, rows))
+        return
     if op is not None:
         moves = reasons.moves_of(found.timeline, found.problem.graph.op_index(op))
         print(

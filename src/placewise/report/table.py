@@ -24,6 +24,7 @@ from placewise.simulator import Timeline
 from placewise.simulator.bounds import INGREDIENTS
 
 if TYPE_CHECKING:
+    from placewise.report.what_if import WhatIf
     from placewise.verify import Verification
 
 WIDTH = 80
@@ -353,6 +354,16 @@ def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:
         change = "as planned" if move.is_current else "-" if move.value is None else _change(move.value, plan.value)
         rows.append([move.device, "-" if move.value is None else format_seconds(move.value), change, move.problem])
     return wrapped(title) + "\n\n" + table(["device", "value", "change", "note"], "lrrl", rows)
+
+
+def describe_what_if(plan: Plan, rows: Sequence[WhatIf]) -> str:
+    """What `placewise explain --what-if` prints; gains are over planning once more without a change."""
+    base = rows[0].planned
+    cells = [
+        [row.change, format_seconds(row.same), format_seconds(row.planned), _change(row.planned, base)] for row in rows
+    ]
+    found = table(["change", "the same plan", "planned anew", "gain"], "lrrr", cells)
+    return f"{headline(plan)}\n\n{found}"
 
 
 def _change(value: float, before: float) -> str:

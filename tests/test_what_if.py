@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from placewise import Budget, plan
+from placewise.report.what_if import GIB, what_if
+from problems import problem_of
+
+
+def found(problem):
+    return {row.change: row for row in what_if(plan(problem, "auto"), budget=Budget(evaluations=300))}
+
+
+def test_memory_that_binds_is_worth_more():
+    """Two ops of 1 GiB on a fast device with room for one; the other is ten times slower."""
+    problem = problem_of([[1.0, 10.0], [1.0, 10.0]], resident=[GIB, GIB], memory=[1.5 * GIB, 4 * GIB], sizes=0.0)
+    rows = found(problem)
+    assert rows["nothing"].planned == 10.0
+    assert rows["1 GiB more for d0"] == ("1 GiB more for d0", 10.0, 2.0)
+    assert rows["one more like d0"].planned == 1.0
+    assert rows["1 GiB more for d1"].planned == 10.0
+    assert rows["links twice as fast"].planned == 10.0
+
+
+def test_links_that_limit_are_worth_more():
+    """A chain whose ends are bound to different devices: its transfer takes half as long."""
+    problem = problem_of([[1.0, 1.0], [1.0, 1.0]], [(0, 1)], sizes=4.0, pins={"op0": "d0", "op1": "d1"})
+    rows = found(problem)
+    assert rows["nothing"].same == rows["nothing"].planned == 6.0
+    assert rows["links twice as fast"][1:] == (4.0, 4.0)
+    assert "1 GiB more for each of d0 to d1" not in rows  # there is no limit
+
+
+def test_one_more_device_takes_its_share():
+    problem = problem_of([[1.0], [1.0]])
+    rows = found(problem)
+    assert rows["one more like d0"][1:] == (2.0, 1.0)
+    assert "links twice as fast" not in rows
+
+
+def test_a_limit_of_devices_grows_with_them():
+    problem = problem_of([[1.0, 1.0]] * 3, max_devices=2, sizes=0.0)
+    assert found(problem)["one more like d0"][1:] == (2.0, 1.0)
+
+
+def test_the_name_of_the_twin_is_free():
+    cluster = full_mesh([Device("d0"), Device("d0 (2)")])
+    assert found(problem_of([[1.0, 1.0]] * 3, sizes=0.0, cluster=cluster))["one more like d0"].planned == 1.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from placewise import Budget, plan
+from placewise.cluster import Device, full_mesh
 from placewise.report.what_if import GIB, what_if
 from problems import problem_of
 

@@ -18,7 +18,7 @@ from placewise.cluster import Cluster
 from placewise.engines import Run
 from placewise.errors import InvalidInput, Unsupported
 from placewise.files import known_profiles, load_profile, profile_folder, save_profile
-from placewise.measure import Timing, hardware_name, slug, timing_of
+from placewise.measure import Timing, check_store, hardware_name, slug, timing_of
 from placewise.plans import Plan
 from placewise.profiles import OpTime, Profile
 from placewise.simulator import simulate
@@ -84,6 +84,8 @@ def verify(
     for device in (devices or {}).keys() - set(plan.problem.cluster.device_names):
         known = ", ".join(plan.problem.cluster.device_names)
         raise InvalidInput(f"there is no device {device!r:.60} in the plan; there are {known}")
+    if keep:
+        check_store(profile_folder())
     on_progress("making it ready")
     with found.run(plan, model, devices or {}) as run:
         links = run.links()

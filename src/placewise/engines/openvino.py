@@ -185,11 +185,13 @@ class Hetero:
         """By the counters of the kernels, shared out among the ops that each was made of."""
         from placewise.measure import shared_out
 
-        for d, logical in self._logical.items():
-            here = subgraph(self._plan.problem.graph, self._plan.placement == d)
-            kernels = self._kernels[self._plan.problem.cluster.device_names[d]]
-            for signature, timing in shared_out(here, kernels, set(here.op_signatures) - {""}):
-                yield f"openvino:{logical.device}", signature, timing
+        for d in self._logical:
+            here, name = (
+                subgraph(self._plan.problem.graph, self._plan.placement == d),
+                self._plan.problem.cluster.device_names[d],
+            )
+            for signature, timing in shared_out(here, self._kernels[name], set(here.op_signatures) - {""}):
+                yield name, signature, timing
 
     @cached_property
     def _placed(self) -> Ready:

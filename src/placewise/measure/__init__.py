@@ -111,7 +111,7 @@ def profile(
     """
     name = profile_name(target)
     place = (folder or profile_folder()) / f"{name}.json.gz"
-    _check_writable(place.parent)
+    check_store(place.parent)
     about = (name, target.device, target.hardware, target.library, date.today().isoformat())
     source = place if place.exists() else known_profiles().get(name)
     try:
@@ -152,7 +152,7 @@ def profile(
     return Profile(*about, ops, models)
 
 
-def _check_writable(folder: Path) -> None:
+def check_store(folder: Path) -> None:
     """Better told now than after hours of measuring."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from placewise import Budget, Problem, plan, zoo  # noqa: E402
+from placewise import Budget, Problem, engines, plan, zoo  # noqa: E402
 from placewise.cluster import Device, full_mesh  # noqa: E402
-from placewise.errors import InvalidInput, Unsupported  # noqa: E402
+from placewise.errors import InvalidInput, PlacewiseError, Unsupported  # noqa: E402
 from placewise.importers.torch_export import from_torch  # noqa: E402
 from placewise.plans import Plan  # noqa: E402
 
@@ -160,16 +161,178 @@ def test_a_worker_that_fails_ends_the_call_and_not_the_next():
     placed.close()
 
 
-def test_what_writes_to_a_tensor_is_refused():
-    class Writes(nn.Module):
-        def forward(self, x):
-            y = x + 1
-            y.add_(2)
-            return y
+class Writes(nn.Module):
+    def forward(self, x):
+        y = x + 1
+        view = y[:2]
+        y.add_(2)
+        return view * 3, y
 
-    module, args = Writes(), (torch.randn(2),)
-    with pytest.raises(Unsupported, match="writes to a tensor"):
-        plan_of(module, args, {}, 2).apply(module, args)
+
+def test_what_writes_to_a_tensor_stays_with_what_shares_it():
+    module, args = Writes(), (torch.randn(4),)
+    together = plan_of(module, args, {}, 1).apply(module, args)
+    equal(together(*args), module(*args))
+    graph = from_torch(module, args).collapse_parameters().graph
+    apart = np.array([int("mul" in name) for name in graph.op_names], np.int32)
+    with pytest.raises(Unsupported, match=r"writes to a tensor that .* shares on d1: pin both"):
+        Plan(Problem(graph, logical(2)), apart, None, 1.0, 0.0, "hand", "0").apply(module, args)
+
+
+def test_the_order_of_a_plan_is_kept():
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    free = plan_of(module, args, kwargs, 2, seed=0)
+    rng = np.random.default_rng(0)
+    graph, order = free.problem.graph, []
+    left = np.bincount(graph.consumers, minlength=graph.num_ops)
+    while len(order) < graph.num_ops:  # any topological order
+        order.append(int(rng.choice([op for op in np.flatnonzero(left == 0) if op not in order])))
+        for edge in np.flatnonzero(graph.edge_producer == order[-1]):
+            left[graph.consumers[edge]] -= 1
+    ordered = Plan(free.problem, free.placement, np.array(order), 1.0, 0.0, "hand", "0")
+    with ordered.apply(module, args, kwargs) as placed, torch.no_grad():
+        equal(placed(*args, **kwargs), module(*args, **kwargs))
+        for d, name in enumerate(("d0", "d1")):
+            wanted = [graph.op_names[op] for op in order if free.placement[op] == d]
+            assert [op for op in placed.ran_on[name] if op in wanted] == [
+                op for op in wanted if op in placed.ran_on[name]
+            ]
+
+
+def test_weights_that_live_elsewhere_are_fetched_ahead():
+    module, args = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5))).eval(), (torch.randn(2, 8),)
+    graph = from_torch(module, args)  # weights are ops
+    placement = np.where(graph.is_stored, 1, 0).astype(np.int32)
+    found = Plan(Problem(graph, logical(2)), placement, None, 1.0, 0.0, "hand", "0")
+    with found.apply(module, args) as placed, torch.no_grad():
+        equal(placed(*args), module(*args))
+        (script,) = placed._scripts
+        early = {at: len(nodes) for at, nodes in script._fetches(placed._layout.calls(0))[1].items()}
+    assert early == {-1: 4, 0: 2, 1: 2, 2: 2}  # two layers at once, then one more as each is through
+
+
+def test_a_clock_at_each_op_says_what_ran_where():
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    found = plan_of(module, args, kwargs, 2, seed=0)
+    with found.apply(module, args, kwargs) as placed, torch.no_grad():
+        result, notes = placed.timed(*args, **kwargs)
+        equal(result, module(*args, **kwargs))
+    ops = {note.op: note.device for note in notes if note.op}
+    assert ops == {op: found.devices[op] for op in ops}
+    assert set(ops) == {op for op, kind in zip(found.problem.graph.op_names, found.problem.graph.op_kinds, strict=True)
+                        if kind not in ("input", "parameter")}  # fmt: skip
+    assert all(note.seconds >= 0 and note.on in ("cpu", "") for note in notes)
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def threads_of_placewise():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("placewise ")]
+
+
+def test_nothing_is_left_running():
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    before = len(threads_of_placewise())
+    found = plan_of(module, args, kwargs, 2, seed=0)
+    placed = found.apply(module, args, kwargs)
+    placed(*args, **kwargs)
+    assert len(threads_of_placewise()) == before + 1  # the other device's work is done by the caller
+    placed.close()
+    assert len(threads_of_placewise()) == before
+    with pytest.raises(InvalidInput, match="closed"):
+        placed(*args, **kwargs)
+    placed = found.apply(module, args, kwargs)
+    placed(*args, **kwargs)
+    del placed
+    assert len(threads_of_placewise()) == before
+
+
+def test_a_worker_that_is_gone_is_said(monkeypatch):
+    """Its thread ends without having done, or said, anything."""
+    from placewise import executor
+
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    monkeypatch.setattr(executor, "_LOOK", 0.05)
+    placed = plan_of(module, args, kwargs, 2, seed=0).apply(module, args, kwargs)
+    serve = executor._Worker._serve
+    monkeypatch.setattr(executor._Worker, "_serve", lambda self: None)
+    with pytest.raises(PlacewiseError, match="the worker of d0 has ended"):
+        placed(*args, **kwargs)
+    monkeypatch.setattr(executor._Worker, "_serve", serve)
+    with torch.no_grad():
+        equal(placed(*args, **kwargs), module(*args, **kwargs))  # a new one takes its place
+    placed.close()
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried"), MemoryError(),
+              RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")],
+)  # fmt: skip
+def test_a_device_without_memory_is_said(error):
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    placed = plan_of(module, args, kwargs, 2, seed=0).apply(module, args, kwargs)
+    script = placed._scripts[0]
+
+    def full(*_, **__):
+        raise error
+
+    name = next(name for name in script._names if name[0] == "f" and name[1:].isdigit())
+    kept, script.function.__globals__[name] = script.function.__globals__[name], full
+    with pytest.raises(PlacewiseError, match="d0 has not enough memory"):
+        placed(*args, **kwargs)
+    script.function.__globals__[name] = kept
+    with torch.no_grad():
+        equal(placed(*args, **kwargs), module(*args, **kwargs))
+    placed.close()
+
+
+def test_a_module_without_values_is_refused():
+    module, args = nn.Linear(4, 4), (torch.randn(2, 4),)
+    found = plan_of(module, args, {}, 2)
+    with pytest.raises(InvalidInput, match=r"weight is on the meta device"):
+        found.apply(nn.Linear(4, 4, device="meta"), args)
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_for_verify(tmp_path):
+    module, args = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), (torch.randn(2, 8),)
+    torch.export.save(torch.export.export(module, args), tmp_path / "m.pt2")
+    engine = engines.get("torch")
+    from placewise.importers import pt2
+
+    graph = pt2.load(tmp_path / "m.pt2", "m").collapse_parameters().graph
+    problem = engine.fit(Problem(graph, logical(2)))
+    found = Plan(problem, np.arange(graph.num_ops, dtype=np.int32) % 2, None, 1.0, 0.0, "hand", "0")
+    with engine.run(found, str(tmp_path / "m.pt2"), {}) as run:
+        (plain,), (placed,) = run.plain(), run.placed()
+        np.testing.assert_allclose(plain, placed)
+        assert plain.std() > 0
+        told = run.ran_on()
+        assert told == {op: found.devices[op] for op in told}
+        assert len(told) == 3
+        assert set(run.busy()) == {"d0", "d1"}
+        assert run.peak() == {}
+        assert run.links() == {("d0", "d1"): True, ("d1", "d0"): True}
+        signatures = {signature for _, signature, _ in run.times()}
+        assert signatures == {s for s, k in zip(graph.op_signatures, graph.op_kinds, strict=True) if k != "input"}
+    assert not threads_of_placewise()
+    told = json.loads(engine.export(found))
+    assert told["devices"] == {"d0": "cpu", "d1": "cpu"}
+    assert list(told["ops"]) != []
+
+
+def test_decoding_runs_as_placed():
+    """The bundled graph is of another export than the module that is run: with caches, and on the meta device."""
+    problem = Problem(zoo.load("gpt-2-decode").collapse_parameters().graph, logical(2))
+    placement = np.random.default_rng(0).integers(0, 2, problem.num_units)[problem.unit]
+    found = Plan(problem, placement, None, 1.0, 0.0, "random", "0")
+    with engines.get("torch").run(found, "gpt-2-decode", {}) as run:
+        for one, other in zip(run.plain(), run.placed(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        assert {op: found.devices[op] for op in run.ran_on()} == run.ran_on()
 
 
 def test_the_example_of_the_docs_runs():

@@ -1,34 +1,51 @@
-"""PyTorch modules run as a plan says: a worker for each device, all at work at once.
+"""PyTorch modules run op by op as a plan says: a worker for each device, all at work at once.
 
-Each worker runs the ops of its device, in the order of the program, as one function of plain calls that is written for
-it. It waits only where it needs what another makes. Devices may be logical: several on one CPU, with threads of their
-own, so that what overlaps is seen without a GPU. Autograd goes through: backward runs where torch runs it.
+Each worker runs the ops of its device as one function of plain calls that is written for it: in the plan's order, or in
+that of its simulation. It waits only where it needs what another makes. Weights are where they are read, or, where the
+plan keeps them elsewhere, are fetched in each run, ahead of time. Devices may be logical: several on one CPU, with
+threads of their own, so that what overlaps is seen without a GPU. Autograd goes through: backward runs where torch runs
+it.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.fx import Node
 from torch.utils import _pytree
 
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
+from placewise.graph import Graph
 from placewise.importers import torch_export
 from placewise.plans import Plan
+from placewise.ports import Port, port, torch_devices
 
-_MISSING: Final = object()  # what was never made, because a worker failed
+#: How often whoever waits for a worker looks whether it is still there.
+_LOOK: Final = 0.5  # seconds
 
 
 class _Aborted(Exception):
     """Another worker failed."""
+
+
+class Ran(NamedTuple):
+    """One op in one run."""
+
+    op: str  # "" for what is no op of the graph, such as an item of a list
+    device: str  # of the cluster: the worker that ran it
+    seconds: float
+    on: str  # where torch says that its result is
 
 
 def placed(
@@ -43,222 +60,376 @@ def placed(
     """The module, to be called as before with arguments of the same shapes, run as the plan says.
 
     `devices` says what the cluster's devices are to torch: by default a CPU is "cpu" and GPUs are "cuda:0" and so on.
-    Several may be "cpu"; each of them has `threads`, by default an equal share of the cores.
+    Several may be "cpu"; each of them has `threads`, by default an equal share of the cores. Weights move to the device
+    that reads them: the module itself is changed.
     """
-    program = torch_export.export(module, args, kwargs)
-    reading = torch_export.read(program, plan.problem.graph.name)
-    homes = _torch_devices(plan, devices or {})
-    where = _devices_of_nodes(plan, program, reading)
-    return PlacedModule(module, program, where, homes, plan.problem.cluster.device_names, threads)
+    homes = torch_devices(plan, devices or {})
+    without = next((name for name, tensor in module.named_parameters() if tensor.is_meta), None)
+    if without is not None:
+        raise InvalidInput(f"the module has no values to run with: {without} is on the meta device")
+    return PlacedModule(module, _Layout(plan, *_exported(plan, module, args, kwargs)), homes, threads)
+
+
+def _exported(
+    plan: Plan, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[torch.export.ExportedProgram, Mapping[str, Node], dict[str, int]]:
+    """The module as a program, the node of each of its ops, and the plan's op of each.
+
+    torch lays some results out otherwise on the meta device, which shows as a copy more or less. So a plan of a graph
+    that was exported there is for the program that is exported there.
+    """
+
+    def exported(form: nn.Module) -> tuple[torch.export.ExportedProgram, Mapping[str, Node], dict[str, int]]:
+        program = torch_export.export(form, args, kwargs)
+        reading = torch_export.read(program, plan.problem.graph.name)
+        return program, reading.nodes, _matched(plan, reading)
+
+    try:
+        return exported(module)
+    except InvalidInput:
+        shapes: dict[int, Any] = {}
+        for tensor in (*module.parameters(), *module.buffers()):
+            meta = tensor.detach().to("meta")
+            shapes[id(tensor)] = nn.Parameter(meta) if isinstance(tensor, nn.Parameter) else meta
+        return exported(copy.deepcopy(module, shapes))
 
 
 class PlacedModule(nn.Module):
-    """Call it like the module. `close` ends its workers; so does the end of the program."""
+    """Call it like the module. `close` ends its workers; so does the end of a `with` block, and of the object."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        program: torch.export.ExportedProgram,
-        where: Mapping[Node, int],
-        homes: Sequence[torch.device],
-        names: Sequence[str],
-        threads: int | None,
-    ) -> None:
+    def __init__(self, module: nn.Module, layout: _Layout, homes: Sequence[torch.device], threads: int | None) -> None:
         super().__init__()
-        self.module = module
-        self._program = program
-        self._signature = program.graph_signature
-        self._out = program.call_spec.out_spec
-        nodes = [node for node in program.graph.nodes if node.op in ("placeholder", "call_function", "get_attr")]
-        self._slot = {node: i for i, node in enumerate(nodes)}
-        (output,) = [node for node in program.graph.nodes if node.op == "output"]
-        self._results = list(output.args[0])
-        used = sorted({where[node] for node in nodes if node.op == "call_function"})
-        on_cpu = sum(homes[d].type == "cpu" for d in used)
+        self.module, self._layout = module, layout
+        on_cpu = sum(homes[d].type == "cpu" for d in layout.used)
         each = threads or max(1, len(os.sched_getaffinity(0)) // max(1, on_cpu))
-        self._inputs = [node for node in nodes if node.op == "placeholder"]
-        self._sources = [_source(entry, module, program) for entry in self._signature.input_specs]
-        self._crossing = _crossing(nodes, where)
-        self._scripts = [_Script(d, nodes, where, homes, self._slot, self._crossing, program) for d in used]
-        self._workers = [_Worker(names[d], homes[d], each) for d in used]
-        self.ran_on = {names[d]: [node.name for node in nodes if where[node] == d] for d in used}
+        self._sources = [_source(spec, module, layout, homes) for spec in layout.program.graph_signature.input_specs]
+        self._ports = {d: port(homes[d]) for d in layout.used}
+        self._scripts = [_Script(layout, d, homes, self._ports[d], timed=False) for d in layout.used]
+        self._timed: list[_Script] = []
+        self._workers = [_Worker(layout.names[d], self._ports[d], each) for d in layout.used]
+        weakref.finalize(self, _close, self._workers)
+        #: Device to the ops that its worker runs.
+        self.ran_on = {
+            layout.names[d]: [layout.op_of.get(layout.slot[node], node.name) for node in layout.calls(d)]
+            for d in layout.used
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run once."""
-        slots: list[Any] = [_MISSING] * len(self._slot)
-        for node, value in zip(self._inputs, self._given(args, kwargs), strict=True):
-            slots[self._slot[node]] = value
-        run = _Run(slots, {i: threading.Event() for i in self._crossing}, torch.is_grad_enabled())
-        if not self._workers:
-            return self._collected(slots)
-        last = len(self._workers) - 1
-        for worker, script in list(zip(self._workers, self._scripts, strict=True))[:last]:
-            worker.start(run, script.function)
-        self._workers[last].run_here(run, self._scripts[last].function)
-        for worker in self._workers[:last]:
-            worker.join()
-        if run.failure is not None:
-            raise run.failure
-        return self._collected(slots)
+        return self._run(self._scripts, args, kwargs)[0]
+
+    def timed(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Ran]]:
+        """Run once with a clock at each op: what it returned, and how long which op took where."""
+        if not self._timed:
+            homes = {d: opening.device for d, opening in self._ports.items()}
+            self._timed = [_Script(self._layout, d, homes, self._ports[d], timed=True) for d in self._layout.used]
+        result, run = self._run(self._timed, args, kwargs)
+        notes = zip(self._workers, run.notes, strict=True)
+        return result, [
+            Ran(self._layout.op_of.get(slot, ""), worker.name, _seconds(began, ended), on)
+            for worker, found in notes for slot, began, ended, on in found
+        ]  # fmt: skip
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._workers:
-            worker.close()
+        _close(self._workers)
+
+    def __enter__(self) -> PlacedModule:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, scripts: Sequence[_Script], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, _Run]:
+        layout = self._layout
+        slots: list[Any] = [None] * len(layout.slot)
+        for node, value in zip(layout.inputs.values(), self._given(args, kwargs), strict=True):
+            slots[layout.slot[node]] = value
+        run = _Run(slots, self._workers, layout.crossing)
+        if scripts:
+            *others, (worker, script, notes) = zip(self._workers, scripts, run.notes, strict=True)
+            for another, its_script, its_notes in others:
+                another.start(run, its_script.function, its_notes)
+            worker.run_here(run, script.function, notes)
+            for another, _, _ in others:
+                another.join(run)
+        if run.failure is not None:
+            raise run.failure
+        return self._collected(run), run
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """A value for each input of the program: weights, buffers, constants, and the arguments of this call."""
         flat, spec = _pytree.tree_flatten((args, dict(kwargs)))
-        if spec != self._program.call_spec.in_spec:
+        if spec != self._layout.program.call_spec.in_spec:
             raise InvalidInput("the arguments are not of the form that the module was placed with")
         arguments = iter(flat)
         return [next(arguments) if source is None else source() for source in self._sources]
 
-    def _collected(self, slots: list[Any]) -> Any:
-        found = [slots[self._slot[node]] if isinstance(node, Node) else node for node in self._results]
-        wanted = set(self._signature.user_outputs)
-        mine = [value for value, node in zip(found, self._results, strict=True)
-                if not isinstance(node, Node) or node.name in wanted]  # fmt: skip
-        return _pytree.tree_unflatten(mine, self._out)
+    def _collected(self, run: _Run) -> Any:
+        layout = self._layout
+        wanted = set(layout.program.graph_signature.user_outputs)
+        found = []
+        for node in layout.results:
+            if not isinstance(node, Node):
+                found.append(node)
+            elif node.name in wanted:
+                found.append(run.slots[layout.slot[node]] if node.op == "placeholder" else run.results[node.name])
+        return _pytree.tree_unflatten(found, layout.program.call_spec.out_spec)
 
 
-def _source(entry: Any, module: nn.Module, program: Any) -> Callable[[], Any] | None:
-    """What gives an input of the program its value; None for an argument of the call. Weights may be replaced."""
+def _source(spec: Any, module: nn.Module, layout: _Layout, homes: Sequence[torch.device]) -> Callable[[], Any] | None:
+    """What gives an input of the program its value; None for an argument of the call.
+
+    A weight moves to its home, and is looked up in each run: it may be replaced.
+    """
     from torch.export.graph_signature import InputKind
 
-    path = str(entry.target)
-    if entry.kind == InputKind.USER_INPUT:
+    if spec.kind == InputKind.USER_INPUT:
         return None
-    if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+    path, node = str(spec.target), layout.inputs[spec.arg.name]
+    home, streamed = homes[layout.where[node]], node in layout.streamed
+    if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
         owner, _, name = path.rpartition(".")
-        with suppress(AttributeError):
-            held = module.get_submodule(owner)
-            getattr(held, name)
-            return lambda: getattr(held, name)
-    constant = program.constants[path] if path in program.constants else program.state_dict[path]
+        held = module.get_submodule(owner)
+        table: Any = held._parameters if name in held._parameters else held._buffers
+        if name in table:
+            table[name].data = _moved(table[name].data, home, streamed)
+            return lambda: table[name]
+    held_apart = layout.program.constants if path in layout.program.constants else layout.program.state_dict
+    constant = held_apart[path]
+    if isinstance(constant, torch.Tensor):
+        constant = _moved(constant, home, streamed)
     return lambda: constant
+
+
+def _moved(tensor: torch.Tensor, home: torch.device, streamed: bool) -> torch.Tensor:
+    """At its home; pinned, if a GPU fetches it from there."""
+    here = tensor.to(home)
+    return here.pin_memory() if streamed and home.type == "cpu" and torch.cuda.is_available() else here
 
 
 # ---- where ops run ---------------------------------------------------------------------------------------------------
 
 
-def _torch_devices(plan: Plan, given: Mapping[str, str]) -> list[torch.device]:
-    cluster, homes, gpus = plan.problem.cluster, [], 0
-    for unknown in given.keys() - set(cluster.device_names):
-        raise InvalidInput(f"devices: there is no device {unknown!r:.60}; there are {', '.join(cluster.device_names)}")
-    for device in cluster.devices:
-        name = given.get(device.name)
-        if name is None:
-            name = "cpu" if device.kind == "cpu" else f"cuda:{gpus}"
-        gpus += device.kind != "cpu"
-        try:
-            homes.append(torch.device(name))
-        except RuntimeError as error:
-            raise InvalidInput(f"devices: {device.name} = {name!r:.60}: {torch_export.first_line(error)}") from None
-    for d in sorted(set(plan.placement.tolist())):
-        count = torch.cuda.device_count()
-        if homes[d].type == "cuda" and (homes[d].index or 0) >= count:
-            raise InvalidInput(
-                f"the plan uses {cluster.device_names[d]} as {homes[d]}, and torch sees {count} CUDA devices; say what "
-                f"it is, as in devices={{{cluster.device_names[d]!r}: 'cpu'}}"
-            )
-    return homes
+class _Layout:
+    """A program laid out over devices: the device of each node, what crosses, and each device's calls in order."""
+
+    def __init__(
+        self, plan: Plan, program: torch.export.ExportedProgram, ops: Mapping[str, Node], index: Mapping[str, int]
+    ) -> None:
+        self.program, self.names = program, plan.problem.cluster.device_names
+        self.prefetch = plan.problem.execution.prefetch
+        nodes = [node for node in program.graph.nodes if node.op in ("placeholder", "call_function", "get_attr")]
+        self.slot = {node: i for i, node in enumerate(nodes)}
+        self.inputs = {node.name: node for node in nodes if node.op == "placeholder"}
+        (output,) = [node for node in program.graph.nodes if node.op == "output"]
+        self.results = list(output.args[0])
+        op = {node: index[name] for name, node in ops.items() if name in index}
+        self.op_of = {self.slot[node]: plan.problem.graph.op_names[i] for node, i in op.items()}
+        self.where = _where(plan, nodes, program, op)
+        self.used = sorted({self.where[node] for node in nodes if node.op == "call_function"})
+        _check_writes(nodes, self.where, self.names)
+        self._ordered = _ordered(plan, nodes, op, len(self.used))
+        #: Slots of what one device makes and another reads.
+        self.crossing = frozenset(self.slot[node] for node in self._ordered if self._elsewhere(node))
+        self.arguments = set(program.graph_signature.user_inputs)
+        #: Weights that another device than their home reads.
+        self.streamed = {
+            node for name, node in self.inputs.items() if name not in self.arguments and self._elsewhere(node)
+        }
+
+    def calls(self, device: int) -> list[Node]:
+        """What a device runs, in order."""
+        return [node for node in self._ordered if self.where[node] == device]
+
+    def _elsewhere(self, node: Node) -> bool:
+        home = self.where[node]
+        return any(self.where.get(user, home) != home for user in node.users)
 
 
-def _devices_of_nodes(plan: Plan, program: Any, reading: torch_export.Reading) -> dict[Node, int]:
-    """The device of each node: that of its op, or, where it is none (a view, an item), of what it reads."""
-    graph = plan.problem.graph
-    place = dict(zip(graph.op_names, plan.placement.tolist(), strict=True))
-    _check_same(plan, reading)
-    of_node = {node: name for name, node in reading.nodes.items()}
-    where: dict[Node, int] = {}
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if hasattr(node.target, "_schema") and node.target._schema.is_mutable:
-            raise Unsupported(
-                f"{node.name} writes to a tensor that others may read ({node.target}); use its other form"
-            )
-        name = of_node.get(node)
-        sources = [where[arg] for arg in node.all_input_nodes if arg in where]
-        where[node] = place[name] if name in place else sources[0] if sources else -1
-    first = next((d for d in where.values() if d >= 0), 0)
-    for node in where:  # what reads nothing goes with who reads it
-        if where[node] < 0:
-            where[node] = next((where[user] for user in node.users if where.get(user, -1) >= 0), first)
-    for node in program.graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            where[node] = next((where[user] for user in node.users if user in where), first)
-    return where
-
-
-def _check_same(plan: Plan, reading: torch_export.Reading) -> None:
-    graph = plan.problem.graph
-    theirs = dict(zip(reading.graph.op_names, reading.graph.op_signatures, strict=True))
+def _matched(plan: Plan, reading: torch_export.Reading) -> dict[str, int]:
+    """The module's op names to the plan's ops: by name or, where a file has lost names, one after the other."""
+    graph, other = plan.problem.graph, reading.graph
+    theirs = dict(zip(other.op_names, other.op_signatures, strict=True))
+    missing = [name for name in graph.op_names if name not in theirs]
+    if missing:
+        mine, module = _computing(graph), _computing(other)
+        if [graph.op_signatures[i] for i in mine] != [other.op_signatures[i] for i in module]:
+            raise InvalidInput(f"not the model of this plan: it has no op {missing[0]!r:.80}")
+        return {other.op_names[j]: i for i, j in zip(mine, module, strict=True)}
     for name, signature in zip(graph.op_names, graph.op_signatures, strict=True):
-        if name not in theirs:
-            raise InvalidInput(f"not the model of this plan: it has no op {name!r:.80}")
         if signature and theirs[name] != signature:
             raise InvalidInput(
                 f"not the model of this plan: op {name!r:.80} is {theirs[name]:.120}, not {signature:.120}"
             )
+    return {name: i for i, name in enumerate(graph.op_names)}
 
 
-def _crossing(nodes: Sequence[Node], where: Mapping[Node, int]) -> set[int]:
-    """Slots of what one device makes and another reads."""
-    return {
-        i for i, node in enumerate(nodes)
-        if node.op == "call_function" and any(where.get(user, where[node]) != where[node] for user in node.users)
-    }  # fmt: skip
+def _computing(graph: Graph) -> list[int]:
+    signatures = zip(graph.op_kinds, graph.op_signatures, graph.is_stored, strict=True)
+    return [i for i, (kind, signature, stored) in enumerate(signatures) if signature and not stored and kind != "input"]
+
+
+def _where(plan: Plan, nodes: Sequence[Node], program: Any, op: Mapping[Node, int]) -> dict[Node, int]:
+    """The device of each node: that of its op, or, where it is none (a view, an item), of what it reads.
+
+    A weight is where the plan has it, if it is an op there, else where it is read first.
+    """
+    place = plan.placement.tolist()
+    where: dict[Node, int] = {}
+    for node in nodes:
+        if node.op == "call_function":
+            sources = [where[arg] for arg in node.all_input_nodes if arg in where]
+            where[node] = place[op[node]] if node in op else sources[0] if sources else -1
+    first = next((d for d in where.values() if d >= 0), 0)
+    for node in where:  # what reads nothing goes with who reads it
+        if where[node] < 0:
+            where[node] = next((where[user] for user in node.users if where.get(user, -1) >= 0), first)
+    kept = {name: place[i] for i, name in enumerate(plan.problem.graph.op_names) if plan.problem.graph.is_stored[i]}
+    specs = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs}
+    for node in nodes:
+        if node.op in ("placeholder", "get_attr"):
+            reader = next((where[user] for user in node.users if user in where), first)
+            where[node] = kept.get(specs.get(node.name, ""), reader)
+    return where
+
+
+def _ordered(plan: Plan, nodes: Sequence[Node], op: Mapping[Node, int], devices: int) -> list[Node]:
+    """All calls in an order in which each device may run its own: whatever is read comes before.
+
+    It is the plan's order, or, of several devices, that in which the simulation starts the ops; what is no op comes
+    right behind what it reads. A single device runs the program as it is written. So do programs that write to
+    tensors, where readers must not be moved past the write.
+    """
+    calls = [node for node in nodes if node.op == "call_function"]
+    if (plan.order is None and devices < 2) or any(_writes(node) for node in calls):
+        return calls
+    graph = plan.problem.graph
+    depth = np.empty(graph.num_ops, np.int64)
+    depth[graph.topological_order] = np.arange(graph.num_ops)
+    starts = plan.timeline.start
+    order = np.lexsort((depth, plan.timeline.finish, starts)) if plan.order is None else np.asarray(plan.order)
+    turn = np.empty(graph.num_ops, np.int64)
+    turn[order] = np.arange(graph.num_ops)
+    key: dict[Node, int] = {}
+    for node in calls:
+        before = max((key[arg] for arg in node.all_input_nodes if arg in key), default=-1)
+        key[node] = max(before, int(turn[op[node]])) if node in op else before
+    return sorted(calls, key=key.__getitem__)
+
+
+def _writes(node: Node) -> bool:
+    """Whether a call changes what it is given; `detach_` has a result and leaves its argument as it is."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable and node.target is not torch.ops.aten.detach_.default
+
+
+def _check_writes(nodes: Sequence[Node], where: Mapping[Node, int], names: Sequence[str]) -> None:
+    """What shares memory with a tensor that is written to must stay on one device, else some would see old values."""
+    if not any(_writes(node) for node in nodes if node.op == "call_function"):
+        return
+    root: dict[Node, Node] = {}
+    for node in nodes:
+        schema = getattr(node.target, "_schema", None)
+        aliased = [
+            arg for declared, arg in zip(schema.arguments, node.args, strict=False)
+            if declared.alias_info is not None and isinstance(arg, Node)
+        ] if schema else []  # fmt: skip
+        if node.op == "call_function" and not schema:  # an item of what a call returned
+            aliased = node.all_input_nodes[:1]
+        root[node] = root[aliased[0]] if aliased else node
+    written = {root[node.args[0]]: node for node in nodes
+               if node.op == "call_function" and _writes(node) and isinstance(node.args[0], Node)}  # fmt: skip
+    for node in nodes:
+        if root[node] in written:
+            writer = written[root[node]]
+            for other in (node, *(user for user in node.users if user in where)):
+                if where[other] != where[writer]:
+                    raise Unsupported(
+                        f"{writer.name} ({writer.target}) on {names[where[writer]]} writes to a tensor that "
+                        f"{other.name} shares on {names[where[other]]}: pin both to one device"
+                    )
 
 
 # ---- what workers run ------------------------------------------------------------------------------------------------
 
 
 class _Script:
-    """The calls of one device as a function `run(slots, ready)`."""
+    """The calls of one device as a function."""
 
-    def __init__(
-        self, device: int, nodes: Sequence[Node], where: Mapping[Node, int], homes: Sequence[torch.device],
-        slot: Mapping[Node, int], crossing: set[int], program: Any,
-    ) -> None:  # fmt: skip
-        self._slot, self._home = slot, homes[device]
-        self._names: dict[str, Any] = {"fetch": _fetch, "device": self._home}
-        mine = [node for node in nodes if where[node] == device and node.op == "call_function"]
+    def __init__(self, layout: _Layout, device: int, homes: Any, opening: Port, *, timed: bool) -> None:
+        self._slot = layout.slot
+        self._names: dict[str, Any] = {
+            "give": opening.give, "begin": opening.begin, "end": opening.end, "device": opening.device,
+            "clock": _stamp if opening.device.type == "cuda" else time.perf_counter, "on": _device_of,
+        }  # fmt: skip
+        self._layout, self._device = layout, device
+        mine = layout.calls(device)
         turn = {node: position for position, node in enumerate(mine)}
+        fetched, early = self._fetches(mine)
+        lines: list[str] = [line for node in early.get(-1, ()) for line in self._begin(node)]
         held: set[Node] = set()
-        lines: list[str] = []
         for position, node in enumerate(mine):
             for arg in node.all_input_nodes:
                 if arg in held:
                     continue
                 held.add(arg)
-                i = slot[arg]
+                i = layout.slot[arg]
                 if arg.op == "get_attr":
-                    self._names[f"c{i}"] = getattr(program.graph_module, str(arg.target))
+                    constant = getattr(layout.program.graph_module, str(arg.target))
+                    self._names[f"c{i}"] = constant.to(opening.device) if hasattr(constant, "to") else constant
                     lines.append(f"v{i} = c{i}")
-                elif i in crossing and where[arg] != device:
-                    lines += [f"ready[{i}].wait()", f"v{i} = fetch(slots[{i}], device)"]
+                elif arg in fetched:
+                    lines.append(f"v{i} = end(v{i})")
+                elif arg.op == "placeholder" and layout.where[arg] == device and arg.name not in layout.arguments:
+                    lines.append(f"v{i} = slots[{i}]")
                 else:
-                    lines.append(f"v{i} = fetch(slots[{i}], device)")
-            i = slot[node]
+                    lines += [*self._begin(arg), f"v{i} = end(v{i})"]
+            i = layout.slot[node]
             held.add(node)
             self._names[f"f{i}"] = node.target
             inside = [self._text(part) for part in node.args]
             inside += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
-            lines.append(f"v{i} = f{i}({', '.join(inside)})")
-            kept = any(user.op == "output" for user in node.users)
-            if i in crossing or kept:
-                lines.append(f"slots[{i}] = v{i}")
-            if i in crossing:
-                lines.append(f"ready[{i}].set()")
+            call = f"v{i} = f{i}({', '.join(inside)})"
+            lines += ["t = clock()", call, f"notes.append(({i}, t, clock(), on(v{i})))"] if timed else [call]
+            if i in layout.crossing:
+                readers = {layout.where[user] for user in node.users if user in layout.where} - {device}
+                to_host = any(homes[reader].type == "cpu" for reader in readers)
+                lines += [f"slots[{i}] = give(v{i}, {to_host})", f"ready[{i}].release()"]
+            if any(user.op == "output" for user in node.users):
+                lines.append(f"results[{node.name!r}] = v{i}")
             # What nobody here reads any more is let go, so that memory is held no longer than the plan says.
             for arg in (*node.all_input_nodes, node):
                 if all(turn.get(user, -1) <= position for user in arg.users):
-                    lines.append(f"v{slot[arg]} = None")
+                    lines.append(f"v{layout.slot[arg]} = None")
+            lines += [line for later in early.get(position, ()) for line in self._begin(later)]
         body = "\n    ".join(lines) or "pass"
-        exec(f"def run(slots, ready):\n    {body}\n", self._names)
-        self.function: Callable[[list[Any], dict[int, threading.Event]], None] = self._names["run"]
+        exec(f"def run(slots, results, ready, wait, notes):\n    {body}\n", self._names)
+        self.function: Callable[..., None] = self._names["run"]
+
+    def _fetches(self, mine: Sequence[Node]) -> tuple[set[Node], dict[int, list[Node]]]:
+        """Weights that are fetched for each run, and those whose fetch begins after each call (-1: at once).
+
+        As in the simulation: for the k-th call that reads such weights when the one `prefetch` before it is through.
+        """
+        fetched: set[Node] = set()
+        early: dict[int, list[Node]] = {}
+        readers: list[int] = []
+        for position, node in enumerate(mine):
+            new = [arg for arg in node.all_input_nodes
+                   if arg in self._layout.streamed and self._layout.where[arg] != self._device
+                   and arg not in fetched]  # fmt: skip
+            if new:
+                ahead = len(readers) - self._layout.prefetch
+                early.setdefault(readers[ahead] if ahead >= 0 else -1, []).extend(new)
+                readers.append(position)
+                fetched.update(new)
+        return fetched, early
+
+    def _begin(self, node: Node) -> list[str]:
+        i = self._slot[node]
+        waits = [f"wait({i})"] if i in self._layout.crossing else []
+        return [*waits, f"v{i} = begin(slots[{i}])"]
 
     def _text(self, value: Any) -> str:
         """An argument as code; what has no short form is passed by a name of its own."""
@@ -276,82 +447,138 @@ class _Script:
         return name
 
 
-def _fetch(value: Any, device: torch.device) -> Any:
-    """What another device made, here."""
-    if value is _MISSING:
-        raise _Aborted
-    if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device, non_blocking=True)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_fetch(part, device) for part in value)
-    return value
+def _stamp() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
-@dataclass
+def _device_of(value: Any) -> str:
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return str(first.device) if isinstance(first, torch.Tensor) else ""
+
+
+def _seconds(began: Any, ended: Any) -> float:
+    """Between two readings of a clock: of the host, or of a GPU whose work is done."""
+    return float(ended - began) if isinstance(began, float) else float(began.elapsed_time(ended)) / 1e3
+
+
 class _Run:
     """One call of the module."""
 
-    slots: list[Any]
-    ready: dict[int, threading.Event]
-    with_gradients: bool
-    failure: BaseException | None = field(default=None)
+    def __init__(self, slots: list[Any], workers: Sequence[_Worker], crossing: Iterable[int]) -> None:
+        self.slots, self._workers = slots, workers
+        self.results: dict[str, Any] = {}
+        self.notes: list[list[Any]] = [[] for _ in workers]  # of each worker
+        #: Held until what crosses is made. Plain locks are a tenth of the cost of events.
+        self.ready = {i: threading.Lock() for i in crossing}
+        for lock in self.ready.values():
+            lock.acquire()
+        self.with_gradients = torch.is_grad_enabled()
+        self.failure: BaseException | None = None
+
+    def wait(self, slot: int) -> None:
+        """Until another worker has made what is in a slot."""
+        lock = self.ready[slot]
+        while not lock.acquire(timeout=_LOOK):
+            self.check()
+        lock.release()  # for the next who reads it
+        if self.failure is not None:
+            raise _Aborted
+
+    def check(self) -> None:
+        """A worker that is gone makes nothing more."""
+        for worker in self._workers:
+            if worker.is_gone:
+                self.fail(PlacewiseError(f"the worker of {worker.name} has ended, and its work is not done"))
 
     def fail(self, error: BaseException) -> None:
-        """The first failure counts. Whoever waits is let go, and finds nothing."""
-        if self.failure is None or isinstance(self.failure, _Aborted):
+        """The first failure counts. Whoever waits is let go, and stops."""
+        if self.failure is None or (isinstance(self.failure, _Aborted) and not isinstance(error, _Aborted)):
             self.failure = error
-        for event in self.ready.values():
-            event.set()
+        for lock in self.ready.values():
+            if lock.locked():
+                with suppress(RuntimeError):  # it was made just now
+                    lock.release()
 
 
 class _Worker:
     """A thread that runs what a device runs. It begins with the first call that needs it."""
 
-    def __init__(self, name: str, home: torch.device, threads: int) -> None:
-        self._name, self._home, self._threads = name, home, threads
+    def __init__(self, name: str, opening: Port, threads: int) -> None:
+        self.name, self._port, self._threads = name, opening, threads
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+        self._closed = False
 
-    def start(self, run: _Run, function: Callable[..., None]) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._serve, name=f"placewise {self._name}", daemon=True)
+    @property
+    def is_gone(self) -> bool:
+        return self._thread is not None and not self._thread.is_alive()
+
+    def start(self, run: _Run, function: Callable[..., None], notes: list[Any]) -> None:
+        if self._closed:
+            raise InvalidInput("the placed module is closed: apply the plan again")
+        if self._thread is None or self.is_gone:
+            self._jobs, self._done = queue.SimpleQueue(), threading.Semaphore(0)
+            self._thread = threading.Thread(target=self._serve, name=f"placewise {self.name}", daemon=True)
             self._thread.start()
-        self._jobs.put((run, function))
+        self._jobs.put((run, function, notes))
 
-    def join(self) -> None:
-        self._done.acquire()
+    def join(self, run: _Run) -> None:
+        """Until the job is done; a thread that is gone will never say so."""
+        while not self._done.acquire(timeout=_LOOK):
+            if self.is_gone:
+                run.check()
+                return
 
     def close(self) -> None:
-        self._jobs.put(None)
+        self._closed = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            if self._thread is not threading.current_thread():
+                self._thread.join(timeout=10)
 
-    def run_here(self, run: _Run, function: Callable[..., None]) -> None:
+    def run_here(self, run: _Run, function: Callable[..., None], notes: list[Any]) -> None:
         """In the thread that calls, with this device's threads."""
+        if self._closed:
+            raise InvalidInput("the placed module is closed: apply the plan again")
         before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        if before != self._threads:
+            torch.set_num_threads(self._threads)
         try:
-            self._work(run, function)
+            self._work(run, function, notes)
         finally:
-            torch.set_num_threads(before)
+            if before != self._threads:
+                torch.set_num_threads(before)
 
     def _serve(self) -> None:
         torch.set_num_threads(self._threads)
-        while (job := self._jobs.get()) is not None:
+        jobs, done = self._jobs, self._done
+        while (job := jobs.get()) is not None:
             self._work(*job)
-            self._done.release()
+            job = None  # what the run made is not kept while this waits
+            done.release()
 
-    def _work(self, run: _Run, function: Callable[..., None]) -> None:
+    def _work(self, run: _Run, function: Callable[..., None], notes: list[Any]) -> None:
+        home = self._port.device
         try:
-            with torch.set_grad_enabled(run.with_gradients):
-                if self._home.type == "cuda":
-                    with torch.cuda.device(self._home):
-                        function(run.slots, run.ready)
-                        torch.cuda.synchronize(self._home)
-                else:
-                    function(run.slots, run.ready)
-        except _Aborted as error:
-            run.fail(error)
+            with (
+                torch.set_grad_enabled(run.with_gradients),
+                torch.cuda.device(home.index if home.type == "cuda" else -1),
+            ):
+                function(run.slots, run.results, run.ready, run.wait, notes)
+                self._port.finish()
         except torch.OutOfMemoryError as error:
-            run.fail(PlacewiseError(f"{self._name} has not enough memory: {torch_export.first_line(error)}"))
+            run.fail(PlacewiseError(f"{self.name} has not enough memory: {torch_export.first_line(error)}"))
+        except MemoryError:
+            run.fail(PlacewiseError(f"{self.name} has not enough memory"))
         except BaseException as error:
-            run.fail(error)
+            short = "DefaultCPUAllocator" in str(error)  # how torch says so on a CPU
+            what = f"{self.name} has not enough memory: {torch_export.first_line(error)}"
+            run.fail(PlacewiseError(what) if short else error)
+
+
+def _close(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.close()

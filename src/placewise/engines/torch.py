@@ -1,0 +1,188 @@
+"""PyTorch itself: each op on a device, by `Plan.apply`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.engines import engine
+from placewise.engines.ranks import accelerator_number
+from placewise.plans import Plan
+from placewise.problem import Problem
+
+if TYPE_CHECKING:
+    from placewise.executor import Ran
+    from placewise.measure import Timing
+
+#: Runs with a clock at each op, of which the median counts.
+_ROUNDS = 5
+#: Bytes that are sent over a link to see whether they arrive.
+_PATTERN = 2**20
+
+
+def any_op(problem: Problem) -> Problem:
+    """Each op on any CPU or GPU; devices work at the same time, and copies beside them."""
+    others = (device.name for device in problem.cluster.devices if device.kind not in ("cpu", "gpu"))
+    execution = replace(problem.execution, concurrency="parallel", contention="channel", sends="tensor")
+    return replace(problem, execution=execution, forbidden=tuple(dict.fromkeys((*problem.forbidden, *others))))
+
+
+@contextmanager
+def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun]:
+    """A model of the zoo or a `.pt2` file, with weights and inputs of small random values."""
+    import torch
+
+    from placewise.importers import require
+    from placewise.measure import told
+    from placewise.measure.pytorch import materialised, runnable
+
+    require("torch", "torch")
+    from placewise.ports import torch_devices
+
+    homes = torch_devices(plan, devices)
+    module, args, kwargs, name = runnable(model)
+    with told(f"{name}: cannot be run as the plan says"), torch.no_grad():
+        torch.manual_seed(0)
+        module, (args, kwargs) = materialised(module, (args, kwargs), torch.device("cpu"))
+        if model.endswith(".pt2"):  # the file's weights are not read, so these are whatever memory held
+            for tensor in (*module.parameters(), *module.buffers(), *args):
+                tensor.uniform_(0.0, 0.02) if tensor.dtype.is_floating_point else tensor.zero_()
+        alone = next((home for home in homes if home.type == "cuda"), torch.device("cpu"))
+        plain = module if alone.type == "cpu" else copy.deepcopy(module).to(alone)
+        with plan.apply(module, args, kwargs, devices=devices) as placed:
+            yield TorchRun(plan, homes, plain, alone, placed, (args, kwargs))
+
+
+@engine("torch", fit=any_op, run=run)
+def torch_(plan: Plan) -> str:
+    """JSON of op names to torch's devices, in the order in which they run; `Plan.apply` runs it.
+
+    A script of one's own reads this; with Placewise at hand, `Plan.load(file).apply(module, args)` does all of it.
+    """
+    cluster = plan.problem.cluster
+    names = {
+        d: "cpu" if cluster.devices[d].kind == "cpu" else f"cuda:{accelerator_number(cluster, d)}"
+        for d in sorted(set(plan.placement.tolist()))
+    }
+    order = np.argsort(plan.timeline.start, kind="stable") if plan.order is None else plan.order
+    ops = {plan.problem.graph.op_names[i]: names[int(plan.placement[i])] for i in order.tolist()}
+    return json.dumps({"devices": {cluster.device_names[d]: name for d, name in names.items()}, "ops": ops},
+                      indent=1) + "\n"  # fmt: skip
+
+
+class TorchRun:
+    """A module with its inputs, plain on one device and as a plan places it."""
+
+    def __init__(
+        self, plan: Plan, homes: Sequence[Any], plain: Any, alone: Any, placed: Any, inputs: tuple[Any, Any]
+    ) -> None:
+        import torch
+        from torch.utils import _pytree
+
+        self.library = f"torch {torch.__version__}"
+        self._plan, self._homes = plan, homes
+        self._plain, self._placed, self._inputs = plain, placed, inputs
+        self._plain_inputs = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(alone), inputs)
+        self._timed: list[list[Ran]] = []
+
+    def plain(self) -> Sequence[NDArray[Any]]:
+        """On one device: the first GPU that the plan's cluster has, or the CPU."""
+        return self._arrays(self._plain, self._plain_inputs)
+
+    def placed(self) -> Sequence[NDArray[Any]]:
+        """As the plan says."""
+        return self._arrays(self._placed, self._inputs)
+
+    def ran_on(self) -> Mapping[str, str]:
+        """By the worker that ran each op, if torch has the result on that worker's device."""
+        names, found = self._plan.problem.cluster.device_names, {}
+        for ran in self._measured()[-1]:
+            home = self._homes[names.index(ran.device)]
+            if ran.op:
+                found[ran.op] = ran.device if not ran.on or ran.on == str(home) else f"{ran.device}, but on {ran.on}"
+        return found
+
+    def busy(self) -> Mapping[str, float]:
+        """The sum over a device's ops, each clocked; the median of some runs."""
+        rounds = self._measured()
+        devices = dict.fromkeys(ran.device for ran in rounds[0])
+        sums = {d: [sum(ran.seconds for ran in each if ran.device == d) for each in rounds] for d in devices}
+        return {device: float(np.median(values)) for device, values in sums.items()}
+
+    def peak(self) -> Mapping[str, float]:
+        """Of GPUs; on a CPU, PyTorch does not tell."""
+        import torch
+
+        names = self._plan.problem.cluster.device_names
+        used = {names[d]: self._homes[d] for d in sorted(set(self._plan.placement.tolist()))}
+        gpus = {name: home for name, home in used.items() if home.type == "cuda"}
+        for home in gpus.values():
+            torch.cuda.reset_peak_memory_stats(home)
+        before = {name: self._held_by_plain(home) for name, home in gpus.items()}
+        self.placed()
+        return {name: torch.cuda.max_memory_allocated(home) - before[name] for name, home in gpus.items()}
+
+    def links(self) -> Mapping[tuple[str, str], bool]:
+        """Each link that the plan sends over carries a pattern, as the executor sends tensors."""
+        import torch
+
+        from placewise.ports import port
+
+        names, moving = self._plan.problem.cluster.device_names, self._plan.timeline.transfers
+        pairs = sorted(set(zip(moving.source.tolist(), moving.target.tolist(), strict=True)))
+        pattern = (torch.arange(_PATTERN, dtype=torch.int64) * 2654435761 % 251).to(torch.uint8)
+        found = {}
+        for a, b in pairs:
+            with torch.no_grad():
+                source, target = port(self._homes[a]), port(self._homes[b])
+                given = source.give(pattern.to(self._homes[a], copy=True), self._homes[b].type == "cpu")
+                arrived = target.end(target.begin(given))
+                target.finish()
+                found[names[a], names[b]] = bool(torch.equal(arrived.cpu(), pattern))
+        return found
+
+    def times(self) -> Iterable[tuple[str, str, Timing]]:
+        """Of each op, the median over some runs and over ops with the same signature."""
+        from placewise.measure import Timing
+
+        graph, names = self._plan.problem.graph, self._plan.problem.cluster.device_names
+        signature = dict(zip(graph.op_names, graph.op_signatures, strict=True))
+        seen: dict[tuple[str, str], list[float]] = {}
+        for ran in (ran for each in self._measured() for ran in each if signature.get(ran.op)):
+            key = str(self._homes[names.index(ran.device)]), signature[ran.op]
+            seen.setdefault(key, []).append(ran.seconds)
+        for (device, of_op), seconds in seen.items():
+            low, median, high = np.percentile(seconds, [25, 50, 75]).tolist()
+            yield device, of_op, Timing(median, (high - low) / max(median, 1e-12))
+
+    def _measured(self) -> list[list[Ran]]:
+        import torch
+
+        if not self._timed:
+            args, kwargs = self._inputs
+            with torch.no_grad():
+                self._placed(*args, **kwargs)
+                self._timed = [self._placed.timed(*args, **kwargs)[1] for _ in range(_ROUNDS)]
+        return self._timed
+
+    def _held_by_plain(self, home: Any) -> float:
+        """Bytes of the plain module on a GPU, which are no part of the plan."""
+        held = {tensor.data_ptr(): tensor for tensor in (*self._plain.parameters(), *self._plain.buffers())}
+        return float(sum(t.numel() * t.element_size() for t in held.values() if t.device == home))
+
+    def _arrays(self, module: Any, inputs: tuple[Any, Any]) -> Sequence[NDArray[Any]]:
+        import torch
+        from torch.utils import _pytree
+
+        args, kwargs = inputs
+        with torch.no_grad():
+            flat = _pytree.tree_leaves(module(*args, **kwargs))
+        tensors = [leaf.cpu() for leaf in flat if isinstance(leaf, torch.Tensor)]
+        return [(t.float() if t.dtype in (torch.bfloat16, torch.float8_e4m3fn) else t).numpy() for t in tensors]

@@ -8,9 +8,9 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from placewise.planners import ideals
+from placewise.planners import ideals_search
 from placewise.planners.gates import Column, Net, no_gates, without_idle_copies
-from placewise.planners.ideals import Search
+from placewise.planners.ideals_search import Search
 from placewise.planners.stages import stages_of
 from test_ideals import pipeline, with_equal_links
 
@@ -86,7 +86,7 @@ def test_no_stage_is_worse_off_without_what_a_gate_has():
 
 def without_gates(search, n):
     """The same search as if there were no gates."""
-    search._saves[:] = -ideals._NO_LIMIT
+    search._saves[:] = -ideals_search._NO_LIMIT
     none = no_gates(n)
     rest = np.zeros((len(search._supply), 0), np.int64)
     search._gates = (none.of, none.forced, none.since, rest, np.zeros(1, np.int64), np.arange(n))

@@ -17,8 +17,9 @@ from placewise.costs import Costs
 from placewise.driver import Budget
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.files import load_problem
-from placewise.planners import ideals, stages
-from placewise.planners.ideals import Search, TooManyIdeals
+from placewise.planners import ideals, ideals_kernel, ideals_search, stages
+from placewise.planners.ideals_kernel import TooManyIdeals
+from placewise.planners.ideals_search import Search
 from placewise.problem import Execution
 from problems import problem_of, random_execution, random_problem
 
@@ -195,9 +196,9 @@ def test_too_many_ideals_leave_the_best_so_far_and_a_bound(monkeypatch):
         rng.uniform(1.0, 2.0, (40, 1)) * np.ones(3), [(0, i) for i in range(1, 39)] + [(i, 39) for i in range(1, 39)],
         sizes=0.1, objective="throughput", contiguous=True, execution=Execution(staged=True, overlap=False),
     )  # fmt: skip
-    monkeypatch.setattr(ideals, "_MOST_BYTES", 1 << 18)
-    monkeypatch.setattr(ideals, "_MOST_LOOKS", 4)
-    monkeypatch.setattr(ideals, "_STEPS", 50_000)
+    monkeypatch.setattr(ideals_kernel, "_MOST_BYTES", 1 << 18)
+    monkeypatch.setattr(ideals, "MOST_LOOKS", 4)
+    monkeypatch.setattr(ideals_search, "_STEPS", 50_000)
     with pytest.raises(TooManyIdeals):
         Search(stages.stages_of(wide), 100.0, None).reach([30.0])
     found = plan(wide, "ideals", budget=Budget(seconds=60))

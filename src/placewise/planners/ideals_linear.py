@@ -7,7 +7,8 @@ import numpy as np
 from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
-from placewise.planners.ideals import Search, settle, why_not
+from placewise.planners.ideals import settle, why_not
+from placewise.planners.ideals_search import Search
 from placewise.planners.pipeline import dataflow_order
 from placewise.planners.stages import Stages, Whole, stages_of
 from placewise.problem import Problem

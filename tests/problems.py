@@ -101,7 +101,7 @@ def random_graph(rng, n, *, integers=True, stored=0.2, models=1):
     return Graph.create(
         name="random",
         op_names=[f"op{i}" for i in range(n)],
-        op_kinds=["parameter" if is_stored[i] else "op" for i in number],
+        op_kinds=[("state" if i % 3 == 2 else "parameter") if is_stored[i] else "op" for i in number],
         tensor_producer=position[producers].astype(int),
         tensor_bytes=_amounts(rng, len(producers), 9, integers),
         edge_tensor=[tensor for tensor, _ in edges],

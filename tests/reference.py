@@ -240,11 +240,11 @@ def per_sample(problem, placement):
     for t, op in enumerate(graph.tensor_producer.tolist()):
         home, phase, size = place[op], int(graph.phase[op] > 0), float(graph.tensor_bytes[t])
         readers = graph.consumers[graph.consumer_ptr[t] : graph.consumer_ptr[t + 1]].tolist()
-        stored = bool(graph.is_stored[op])
+        stored, weight = bool(graph.is_stored[op]), graph.op_kinds[op] == "parameter"
         if stored:
             resident[home] += size
         else:
-            held[home] += size
+            held[home] += size if execution.memory == "live" else 0.0
             ahead[home] |= {place[v] for v in readers if phase == 0 and graph.phase[v] == 0} - {home}
         activation = phase == 0 and not stored
         reread = any(graph.phase[v] > 0 for v in readers)
@@ -254,7 +254,9 @@ def per_sample(problem, placement):
         times = []
         for d in targets if execution.sends == "edge" else sorted(set(targets)):
             times.append(float(cluster.latency[home, d]) + size * float(cluster.seconds_per_byte[home, d]))
-            held[d] += size
+            if weight:  # it stays there, until it changes
+                times[-1] = times[-1] / execution.microbatches if trains else 0.0
+            held[d] += size if weight or execution.memory == "live" else 0.0
             if activation and (reread or execution.recompute):
                 kept[d] += size
             copying[d][phase] += times[-1] * cluster.devices[d].copies
@@ -270,7 +272,7 @@ def per_sample(problem, placement):
     if execution.recompute and in_flight:
         for times in compute:
             times[1] += times[0]
-    peak = resident
+    peak = [resident[d] + held[d] for d in devices]
     if execution.memory == "live":
         samples = [1 if not in_flight else execution.microbatches if apart else depth(d) for d in devices]
         peak = [resident[d] + held[d] + (samples[d] - 1) * kept[d] + scratch[d] for d in devices]

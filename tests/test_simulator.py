@@ -642,6 +642,29 @@ def test_pipeline_memory_counts_what_one_sample_needs_at_once():
     assert simulate(problem, [0, 1, 0]).peak.tolist() == [1 + 8 + 6, 2 + 8 + 3]
 
 
+def test_parameters_stay_where_they_are_read():
+    """A weight of 6 bytes at d0 that both stages read, the tensor of 2 between them; backward reads the weight again.
+
+    Inference sends only the tensor. Training sends the weight after each step, the cost of which its samples share.
+    """
+    columns = {"sizes": [6.0, 2.0, 0.0], "op_kinds": ["parameter", "op", "op"], "objective": "throughput"}
+    seconds, edges = [[0, 0], [1, 1], [3, 3]], [(0, 1), (0, 2), (1, 2)]
+    for memory, tensors in (("live", 2), ("static", 0)):
+        added = Execution(overlap=False, memory=memory)
+        problem = problem_of(seconds, edges, execution=added, **columns)
+        timeline = simulate(problem, [0, 0, 1])
+        assert timeline.value == 3 + 2
+        assert timeline.peak.tolist() == [6 + tensors, 6 + tensors]
+        trains = problem_of(seconds, edges, execution=added, phase=[0, 0, 1], **columns)
+        assert simulate(trains, [0, 0, 1]).value == 3 + 2 + 6
+        step = replace(trains, execution=replace(added, microbatches=4))
+        assert simulate(step, [0, 0, 1]).value == 3 + 2 + 6 / 4
+    state = problem_of(
+        seconds, edges, execution=Execution(overlap=False), **columns | {"op_kinds": ["state", "op", "op"]}
+    )
+    assert simulate(state, [0, 0, 1]).value == 3 + 2 + 6
+
+
 @holds_for(cases(objective="throughput", stored=0.3))
 def test_throughput_equals_a_plain_recount(case):
     problem, graph, execution = case.problem, case.problem.graph, case.problem.execution
@@ -652,12 +675,14 @@ def test_throughput_equals_a_plain_recount(case):
     held = Counter()
     for t, op in enumerate(graph.tensor_producer.tolist()):
         phase, home, size = graph.phase[op] > 0, place[op], graph.tensor_bytes[t]
-        held[home] += size
+        live, weight = execution.memory == "live", graph.op_kinds[op] == "parameter"
+        held[home] += size * (live or graph.is_stored[op])
+        share = 1.0 if not weight else (graph.phase > 0).any() / execution.microbatches
         receivers = [place[r] for r in graph.consumers[graph.edge_tensor == t] if place[r] != home]
         receivers = receivers if execution.sends == "edge" else sorted(set(receivers))
-        times = [cluster.latency[home, d] + size * cluster.seconds_per_byte[home, d] for d in receivers]
+        times = [share * (cluster.latency[home, d] + size * cluster.seconds_per_byte[home, d]) for d in receivers]
         for d, time in zip(receivers, times, strict=True):
-            held[d] += size
+            held[d] += size * (live or weight)
             copying[phase, d] += time * cluster.devices[d].copies
             for channel in cluster.channels_of[home, d] if execution.contention == "channel" else ():
                 channels[phase, channel] += time
@@ -677,11 +702,8 @@ def test_throughput_equals_a_plain_recount(case):
     assert timeline.value == expected
     for d in range(problem.num_devices):
         here = case.placement == d
-        if execution.memory == "static":
-            peak = graph.resident_bytes[here].sum()
-        else:
-            peak = graph.resident[here].sum() + held[d] + graph.scratch[here].max(initial=0.0)
-        assert timeline.peak[d] == peak
+        scratch = graph.scratch[here].max(initial=0.0) if execution.memory == "live" else 0.0
+        assert timeline.peak[d] == graph.resident[here].sum() + held[d] + scratch
 
 
 # ---- what a plan must keep -------------------------------------------------------------------------------------------

@@ -296,16 +296,18 @@ def _pipeline(plan: Plan) -> tuple[float, list[float]]:
         home, phase, size = place[made], int(graph.phase[made] > 0), float(graph.tensor_bytes[t])
         stays = phase == 0 and not graph.is_stored[made]  # while the sample is in flight, if backward ops read it
         reread = any(graph.phase[r] > 0 for r in readers)
-        if not graph.is_stored[made]:
+        weight, live = graph.op_kinds[made] == "parameter", execution.memory == "live"
+        often = 1.0 if not weight else 1 / execution.microbatches if trains else 0.0  # sends per sample
+        if live and not graph.is_stored[made]:
             held[home].append(size)
         if stays and reread and not execution.recompute:
             kept[home].append(size)
         targets = [place[r] for r in readers if place[r] != home]
         sent = [0.0]
         for d in targets if execution.sends == "edge" else sorted(set(targets)):
-            sent.append(float(cluster.latency[home, d] + size * cluster.seconds_per_byte[home, d]))
+            sent.append(often * float(cluster.latency[home, d] + size * cluster.seconds_per_byte[home, d]))
             copies[d][phase].append(sent[-1] * cluster.devices[d].copies)
-            held[d].append(size)
+            held[d] += [size] if live or weight else []
             if stays and (reread or execution.recompute):
                 kept[d].append(size)
             for channel in cluster.channels_of[home, d] if execution.contention == "channel" else ():
@@ -316,7 +318,7 @@ def _pipeline(plan: Plan) -> tuple[float, list[float]]:
         for d in devices:
             work[d][1] += work[d][0]
     resident, depth = _resident(plan), _depths(_flows(problem, place)) or {}
-    bytes_held = list(resident)
+    bytes_held = [fsum([resident[d], *held[d]]) for d in devices]
     if execution.memory == "live":
         for d in devices:
             samples = 1 if not flight else execution.microbatches if execution.pipeline == "gpipe" else depth.get(d, 1)

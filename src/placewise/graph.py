@@ -173,6 +173,11 @@ class Graph:
         return _frozen(np.fromiter((kind in STORED_KINDS for kind in self.op_kinds), np.bool_, self.num_ops))
 
     @cached_property
+    def is_parameter(self) -> NDArray[np.bool_]:
+        """[N] whether the op is a parameter, which is the same for every sample."""
+        return _frozen(np.fromiter((kind == "parameter" for kind in self.op_kinds), np.bool_, self.num_ops))
+
+    @cached_property
     def resident_bytes(self) -> Floats:
         """[N] bytes that the op keeps on its device for the whole run: its own, and its outputs if it is stored."""
         held = self.resident.copy()

@@ -21,6 +21,7 @@ from placewise.planners.repair import bytes_at_peak, settled
 from placewise.planners.single import all_on
 from placewise.problem import Problem
 from placewise.simulator import evaluate
+from placewise.simulator.throughput import held_bytes
 
 _LARGE: Final = 40_000  # ops and edges, times devices, beyond which nothing is modelled
 _EFFORT: Final = 0.1  # of the solver: about some seconds, but the same on every machine
@@ -256,7 +257,7 @@ class _Necessary:
         live = problem.execution.memory == "live"
         for d in np.flatnonzero(np.isfinite(problem.capacity)).tolist():
             held = self._bytes(problem.per_unit(problem.graph.resident_bytes), d)
-            if live and problem.objective == "throughput":
+            if problem.objective == "throughput":
                 held = held + self._pipelined(d)
             total = model.new_int_var(0, room[d], "")
             model.add(total == held)
@@ -314,12 +315,11 @@ class _Necessary:
             self.model.add(resident + self._bytes(problem.per_unit(results), d) <= room)
 
     def _pipelined(self, d: int) -> Any:
-        """A full pipeline: every tensor that the device makes or receives; exact."""
+        """A full pipeline: every tensor that the device makes or receives, or only copies of parameters; exact."""
         problem, graph, model = self._problem, self._problem.graph, self.model
-        made = np.zeros(problem.num_ops)
-        live = ~graph.is_stored[graph.tensor_producer]
-        np.add.at(made, graph.tensor_producer[live], graph.tensor_bytes[live])
-        size = self._scaled(graph.tensor_bytes)
+        made, (at_home, copied) = np.zeros(problem.num_ops), held_bytes(problem)
+        np.add.at(made, graph.tensor_producer, at_home)
+        size = self._scaled(copied)
         copies: list[Any] = []
         readers: dict[tuple[int, int], list[int]] = {}
         for e, (tensor, reader) in enumerate(zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True)):

@@ -210,16 +210,13 @@ class Programme:
 
     def _copy(self, m: int, d: int) -> float:
         """Bytes that a received copy takes, where that matters."""
-        live = self._given.problem.execution.memory == "live" and self._given.receives[m] and self._scarce[d]
-        return float(self._given.bytes[m]) if live else 0.0
+        return float(self._given.copy[m]) if self._scarce[d] else 0.0
 
     @cached_property
     def _scarce(self) -> Flags:
         """[D] whether not everything fits on a device."""
         given = self._given
-        most = given.need.sum() + given.scratch.max(initial=0.0)
-        if given.problem.execution.memory == "live":
-            most += (given.bytes * given.receives).sum()
+        most = given.need.sum() + given.copy.sum() + given.scratch.max(initial=0.0)
         scarce: Flags = most > given.problem.capacity
         return scarce
 

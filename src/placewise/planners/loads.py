@@ -20,6 +20,7 @@ from placewise.graph import Floats, Ints
 from placewise.planners.repair import bytes_needed
 from placewise.problem import Problem
 from placewise.simulator.arrays import channels_of_links
+from placewise.simulator.throughput import held_bytes, sent_share
 
 Whole = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -48,6 +49,7 @@ class Loads:
     phase: Whole  # [M]
     number: Floats  # [M] of transfers in the message, each with the link's latency
     bytes: Floats  # [M] of all of them
+    copy: Floats  # [M] bytes that whoever receives it holds
     receives: Flags  # [M] whether whoever reads it is charged, and whoever sends it for each of them
     sends: Flags  # [M] whether the sender is charged for the longest, once
     message: Whole  # [R] rising
@@ -118,23 +120,25 @@ def loads(problem: Problem, item: Whole | None = None) -> Loads:
     families = [(tensor, not per_edge, True)] if not per_edge or execution.staged else []
     families += [(graph.num_tensors + np.arange(len(tensor)), True, not execution.staged)] if per_edge else []
     found: dict[tuple[Any, ...], list[float]] = {}
+    often, copied = sent_share(problem), held_bytes(problem)[1]
     for transfer, receives, sends in families:
         for one in np.split(np.arange(len(tensor)), np.flatnonzero(np.diff(transfer)) + 1) if len(tensor) else ():
             t = tensor[one[0]]
-            producer, size = graph.tensor_producer[t], float(graph.tensor_bytes[t])
+            producer, size = graph.tensor_producer[t], float(often[t] * graph.tensor_bytes[t])
             # The longest of sums is not the sum of the longest: where that matters, only equal sizes are added up.
-            mark = size if execution.staged and sends else 0.0
+            mark = (float(often[t]), size) if execution.staged and sends else ()
             readers = tuple(np.unique(reader[one]).tolist())
             key = (int(of_op[producer]), int(phase_of_op[producer]), receives, sends, mark, readers)
-            total = found.setdefault(key, [0.0, 0.0])
-            total[0] += 1.0
+            total = found.setdefault(key, [0.0, 0.0, 0.0])
+            total[0] += float(often[t])
             total[1] += size
-    keys, totals = list(found), np.array(list(found.values())).reshape(-1, 2)
+            total[2] += float(copied[t]) * receives
+    keys, totals = list(found), np.array(list(found.values())).reshape(-1, 3)
     return Loads(
         problem=problem, item=item, seconds=seconds, may=may, scratch=scratch,
         need=np.bincount(item, bytes_needed(problem), items).astype(np.float64),
         sender=np.array([key[0] for key in keys], np.int64), phase=np.array([key[1] for key in keys], np.int64),
-        number=totals[:, 0], bytes=totals[:, 1],
+        number=totals[:, 0], bytes=totals[:, 1], copy=totals[:, 2],
         receives=np.array([key[2] for key in keys], np.bool_), sends=np.array([key[3] for key in keys], np.bool_),
         message=np.repeat(np.arange(len(keys)), [len(key[5]) for key in keys]),
         reader=np.array([unit for key in keys for unit in key[5]], np.int64),
@@ -217,16 +221,16 @@ def walk_tables(
     order = np.lexsort((touched, touches))
     execution = given.problem.execution
     return (
-        seconds, may, given.need, given.sender, phase, times, given.bytes, given.receives, given.sends,
+        seconds, may, given.need, given.sender, phase, times, given.copy, given.receives, given.sends,
         given.starts, given.reader, np.searchsorted(touches[order], np.arange(given.items + 1)), touched[order],
-        *channels, pays, room, execution.overlap, staged, execution.memory == "live", most_devices,
+        *channels, pays, room, execution.overlap, staged, most_devices,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True, forceinline=True)
 def _move(  # type: ignore[no-untyped-def]
     w, y, device, seconds, need, sender, phase, times, size, receives, sends, touch_ptr, touched, via_ptr, via, pays,
-    overlap, staged, live, count, load, used, held,
+    overlap, staged, count, load, used, held,
 ):  # fmt: skip
     """Put item w, where it is on no device yet (-1), on device y; or take it from device y, where it is."""
     devices = len(used)
@@ -255,8 +259,7 @@ def _move(  # type: ignore[no-untyped-def]
                     load[row, shift + d] += sign * time
                 if pays[a] and not staged:
                     load[row, shift + a] += sign * time
-                if live:
-                    used[d] += sign * size[m]
+                used[d] += sign * size[m]
                 link = a * devices + d
                 for v in range(via_ptr[link], via_ptr[link + 1]):
                     load[row, shift + devices + via[v]] += sign * time
@@ -274,7 +277,7 @@ def _move(  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _anneal(  # type: ignore[no-untyped-def]
     seconds, may, need, sender, phase, times, size, receives, sends, starts, reader, touch_ptr, touched,
-    via_ptr, via, channels, pays, room, overlap, staged, live, most_devices,
+    via_ptr, via, channels, pays, room, overlap, staged, most_devices,
     start, best, target, hot, cold, steps, seed,
 ):  # fmt: skip
     """The least value met; see `Annealer.walk`."""
@@ -336,7 +339,7 @@ def _anneal(  # type: ignore[no-untyped-def]
                 for leaves in range(2):
                     if (leaves == 0 and device[w] >= 0) or leaves == 1:
                         _move(w, device[w] if leaves == 0 else y, device, seconds, need, sender, phase, times, size,
-                              receives, sends, touch_ptr, touched, via_ptr, via, pays, overlap, staged, live, count,
+                              receives, sends, touch_ptr, touched, via_ptr, via, pays, overlap, staged, count,
                               load, used, held)  # fmt: skip
             if attempt == 1:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from placewise.planners.repair import bytes_needed, messages
 from placewise.planners.single import all_on
 from placewise.problem import Problem
 from placewise.simulator.alike import alike
+from placewise.simulator.throughput import held_bytes, sent_share
 
 _BATCH = 2_000_000  # entries of placements that are evaluated at once
 _STEPS = 1.0e8  # of dynamic programming: well below a second
@@ -29,13 +31,16 @@ _BEHIND = 2.0**-20  # of a place in the program
 _MOST_CUTS = 512  # places where a stage may end
 
 
-def program(problem: Problem, *, together: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+Reorder = Callable[[Problem, NDArray[np.int64]], NDArray[np.int64]]  # the places of units, from the program's
+
+
+def program(problem: Problem, reorder: Reorder | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(the units in a row, where the row may be cut: numbers of units, 0 and all included).
 
     Units come in the order in which the program first runs them; in training, what only runs backward comes where it
     exchanges most (`_fold`). Where colocation makes forward data flow in circles, the units of a circle stand together,
-    and a contiguous plan may not cut there. With `together`, units that read the same large message follow one another
-    where the flow of data lets them: layer by layer where a recurrent network runs step by step.
+    and a contiguous plan may not cut there. With `reorder`, units come in another order, as far as the flow of data
+    lets them.
     """
     graph, units = problem.graph, problem.num_units
     position = np.empty(problem.num_ops, np.int64)
@@ -45,9 +50,9 @@ def program(problem: Problem, *, together: bool = False) -> tuple[NDArray[np.int
     edge &= ~graph.is_stored[graph.edge_producer]
     p, q = (problem.unit[end[edge]].astype(np.int64) for end in (graph.edge_producer, graph.consumers))
     circle, place = np.arange(units), first.astype(np.float64)
-    if together:
-        first = _with_fellow_readers(problem, first)
-    if together or (first[p] > first[q]).any():
+    if reorder:
+        first = reorder(problem, first)
+    if reorder or (first[p] > first[q]).any():
         circle = connected_components(coo_array((np.ones(len(p)), (p, q)), (units, units)), connection="strong")[1]
         earliest = np.full(units, problem.num_ops)
         np.minimum.at(earliest, circle, first)
@@ -62,6 +67,8 @@ def program(problem: Problem, *, together: bool = False) -> tuple[NDArray[np.int
 def _with_fellow_readers(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
     """[units] the places of units, of those that read a message with others that of its first reader; the message that
     has most bytes decides. What is stored goes where it is first read.
+
+    So a recurrent network comes layer by layer, though it runs step by step.
     """
     sent, place = messages(problem), first.copy()
     several = np.bincount(sent.message, minlength=len(sent.sender)) > 1
@@ -73,6 +80,26 @@ def _with_fellow_readers(problem: Problem, first: NDArray[np.int64]) -> NDArray[
     stored = problem.graph.is_stored[problem.first_of_unit[sent.sender]]
     place[sent.sender[stored]] = earliest[stored]
     return place
+
+
+def _late(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[units] the places of units, of those that send more than they read right before the first that reads them.
+
+    So the logits of all steps come after the decoder, though each is there as soon as its step is.
+    """
+    sent, units = messages(problem), problem.num_units
+    goes, comes, place = np.zeros(units), np.zeros(units), first.astype(np.float64)
+    stored = problem.graph.is_stored[problem.first_of_unit[sent.sender]]
+    np.add.at(goes, sent.sender, sent.bytes)
+    np.add.at(comes, sent.reader, np.where(stored, 0.0, sent.bytes)[sent.message])
+    by_sender = np.argsort(sent.sender[sent.message], kind="stable")
+    reader = sent.reader[by_sender]
+    start = np.searchsorted(sent.sender[sent.message][by_sender], np.arange(units + 1))
+    for unit in np.argsort(-first).tolist():
+        readers = reader[start[unit] : start[unit + 1]]
+        if goes[unit] > comes[unit] and len(readers):
+            place[unit] = place[readers].min() - _BEHIND
+    return np.argsort(np.argsort(place, kind="stable"))
 
 
 def _fold(problem: Problem, place: Floats, units: NDArray[np.int64]) -> None:
@@ -199,8 +226,9 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
     of its own; where the plan must be contiguous, that is a proof. On other graphs, what a stage exchanges with any
     earlier one is charged as if it came from the one before, and what it sends to later ones as if to the next.
 
-    Beyond the paper: unequal devices and links, memory, any set and order of devices, each at most once, and a second
-    row in which units that read the same large message stand together. Without it: replicated stages. Devices that are
+    Beyond the paper: unequal devices and links, memory, any set and order of devices, each at most once, and two more
+    rows: units that read the same large message together, and units that send more than they read late. Without it:
+    replicated stages. Devices that are
     alike are used in turn; where too many orders remain, fastest first. In a long program stages end at some units
     only, then at any close to the best ends so found.
     """
@@ -209,10 +237,10 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
     orders, every = _device_orders(problem)
     most = int(np.clip((2 * _STEPS / orders.pairs) ** 0.5, 8, _MOST_CUTS))
     for lenient in (False, True):
-        for together in (False, True):
-            if together and ctx.should_stop():
+        for reorder in (None, _with_fellow_readers, _late):
+            if reorder and ctx.should_stop():
                 break
-            row, cuts = program(problem, together=together)
+            row, cuts = program(problem, reorder)
             ends, value = _spread(0, len(cuts) - 1, most + 1), np.inf
             while not (ctx.should_stop() and np.isfinite(value)):
                 stages = _Stages(problem, row, cuts[ends], lenient=lenient)
@@ -313,7 +341,7 @@ class _Stages:
         self._fastest = seconds.argmin(axis=1)
         self._compute = self._sums(np.where(self._allowed, seconds, 0.0))
         self._forbidden = self._sums((~self._allowed & (not lenient)).astype(np.float64))
-        self._number, self._bytes = np.zeros((4, n + 1, n + 1)), np.zeros((4, n + 1, n + 1))
+        self._number, self._bytes, self._copies = np.zeros((3, 4, n + 1, n + 1))
         self._exchange()
         self._need = self._needed()
 
@@ -324,8 +352,14 @@ class _Stages:
         return found
 
     def _exchange(self) -> None:
-        """How many messages, and bytes, a stage gets from the left and sends there, sends to the right and gets."""
-        sent = messages(self._problem)
+        """How many messages, and bytes, a stage gets from the left and sends there, sends to the right and gets.
+
+        Third, the bytes that whoever gets them holds.
+        """
+        problem, sent = self._problem, messages(self._problem)
+        pipelined = problem.objective == "throughput"
+        often = sent_share(problem)[sent.tensor] if pipelined else np.ones(len(sent.tensor))
+        weights = (often, often * sent.bytes, held_bytes(problem)[1][sent.tensor])
         p, q = self._segment[sent.sender[sent.message]], self._segment[sent.reader]
         away = p != q
         m, p, q = sent.message[away], p[away], q[away]
@@ -340,8 +374,8 @@ class _Stages:
                 which = np.flatnonzero(crosses)[::first]
                 which = which[np.unique(m[which], return_index=True)[1]]
                 for kind, place in ((of_sender, p[which]), (of_reader, q[which])):
-                    for table, weight in ((self._number, None), (self._bytes, sent.bytes[m[which]])):
-                        inside = np.bincount(place, weight, n)
+                    for table, weight in zip((self._number, self._bytes, self._copies), weights, strict=True):
+                        inside = np.bincount(place, weight[m[which]], n)
                         if kind < 2:  # the cut is where the stage begins, and it ends anywhere after
                             table[kind, cut, cut + 1 :] = np.cumsum(inside[cut:])
                         else:
@@ -351,8 +385,9 @@ class _Stages:
         """[cuts, cuts] bytes that a stage needs on its device."""
         problem, total = self._problem, self._sums(bytes_needed(self._problem))
         need: Floats = total[None, :] - total[:, None]
+        if problem.objective == "throughput":
+            need += self._copies[0] + self._copies[3]
         if problem.objective == "throughput" and problem.execution.memory == "live":
-            need += self._bytes[0] + self._bytes[3]
             scratch = np.zeros(len(self._ends) - 1)
             np.maximum.at(scratch, self._segment, problem.per_unit(problem.graph.scratch, np.maximum))
             for cut in range(len(scratch)):

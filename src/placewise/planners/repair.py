@@ -12,6 +12,7 @@ from placewise.graph import Floats, Ints
 from placewise.planners.blocks import headroom
 from placewise.problem import Problem
 from placewise.simulator import evaluate
+from placewise.simulator.throughput import held_bytes
 
 _ROUNDS: Final = 8  # of repair and measurement
 
@@ -20,6 +21,7 @@ class Messages(NamedTuple):
     """What units send each other. Unit `reader[i]` reads message m = `message[i]`, which unit `sender[m]` sends."""
 
     sender: NDArray[np.int64]  # [M]
+    tensor: NDArray[np.int64]  # [M]
     bytes: Floats  # [M]
     message: NDArray[np.int64]  # [P] rising
     reader: NDArray[np.int64]  # [P]
@@ -39,19 +41,18 @@ def messages(problem: Problem) -> Messages:
     away = sender != reader
     if problem.execution.sends == "edge":
         found = np.arange(int(away.sum()))
-        return Messages(sender[away], graph.tensor_bytes[tensor[away]], found, reader[away])
+        return Messages(sender[away], tensor[away], graph.tensor_bytes[tensor[away]], found, reader[away])
     pair = np.unique(tensor[away] * max(problem.num_units, 1) + reader[away])
     tensors, message = np.unique(pair // max(problem.num_units, 1), return_inverse=True)
     producer = problem.unit[graph.tensor_producer[tensors]].astype(np.int64)
-    return Messages(producer, graph.tensor_bytes[tensors], message, pair % max(problem.num_units, 1))
+    return Messages(producer, tensors, graph.tensor_bytes[tensors], message, pair % max(problem.num_units, 1))
 
 
 def bytes_needed(problem: Problem) -> Floats:
     """[units] bytes that a unit brings to its device; a full pipeline also holds every tensor of a sample at once."""
     graph, need = problem.graph, problem.graph.resident_bytes.copy()
-    if problem.objective == "throughput" and problem.execution.memory == "live":
-        live = ~graph.is_stored[graph.tensor_producer]
-        np.add.at(need, graph.tensor_producer[live], graph.tensor_bytes[live])
+    if problem.objective == "throughput":
+        np.add.at(need, graph.tensor_producer, held_bytes(problem)[0])
     needed: Floats = problem.per_unit(need)
     return needed
 

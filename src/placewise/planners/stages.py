@@ -24,7 +24,7 @@ from placewise.planners.pipeline import dataflow_order, program
 from placewise.problem import Problem
 from placewise.simulator.alike import kinds as devices_by_kind
 from placewise.simulator.alike import most_replicas
-from placewise.simulator.throughput import exchange, kept_bytes, trains
+from placewise.simulator.throughput import exchange, held_bytes, kept_bytes, sent_share, trains
 
 Whole = NDArray[np.int64]
 
@@ -176,10 +176,8 @@ def _plain(problem: Problem) -> Stages:
         seconds[:, :, -1] += np.where(back[:, None] == 0, problem.seconds[:, one], 0.0)
     seconds[~problem.allowed[:, one]] = np.inf  # in both phases
     live = execution.memory == "live"
-    need = graph.resident_bytes.copy()
-    if live:
-        made = ~graph.is_stored[graph.tensor_producer]
-        np.add.at(need, graph.tensor_producer[made], graph.tensor_bytes[made])
+    need, (at_home, copied), often = graph.resident_bytes.copy(), held_bytes(problem), sent_share(problem)
+    np.add.at(need, graph.tensor_producer, at_home)
     # What is kept for each sample in flight but one: a fixed number of them, or one for each stage that comes after.
     several, drains = live and execution.in_flight == "pipeline" and trains(problem), execution.pipeline == "gpipe"
     times, along = (several * drains * (execution.microbatches - 1), several * (not drains))
@@ -201,10 +199,11 @@ def _plain(problem: Problem) -> Stages:
         producer, size = graph.edge_producer[first].astype(np.int64), graph.tensor_bytes[tensor[first]]
         received = kept_bytes(problem)[1][tensor[first]] * receives
         to, by = _transfer_times(problem, kinds, producer, size, inverse)
+        share = often[tensor[first], None]
         column_of: dict[str, NDArray[Any]] = {
             "sender": unit[producer], "phase": back[producer] if phases > 1 else np.zeros(len(ids), np.int64),
-            "send": to * sends, "receive": by * receives, "keep_copy": received * along,
-            "copy": size * (live and receives) + times * received,
+            "send": to * share * sends, "receive": by * share * receives, "keep_copy": received * along,
+            "copy": copied[tensor[first]] * receives + times * received,
             "message": inverse + sum(map(len, columns.get("sender", ()))), "reader": unit[graph.consumers],
         }  # fmt: skip
         for name, column in column_of.items():

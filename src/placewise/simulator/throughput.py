@@ -3,6 +3,7 @@
 After Tarnawski et al. 2020 (arXiv:2006.16423), generalised to links that differ. A device's load is its compute plus
 the transfers that it takes part in, or the longer of the two where they overlap. A tensor is received once by each
 device that reads it; it is sent once per receiving device, or once in all where sends are staged through host memory.
+Parameters stay where they are read, and are sent again only when training has changed them.
 Devices without ops may take over samples of others like them, and training may hold several samples at once.
 """
 
@@ -29,12 +30,12 @@ def time_per_sample(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats, 
     loads = throughput_loads(problem, rows)
     device, channel, _ = busy(problem, rows, *loads[:3])
     value = np.concatenate([device, channel], axis=2).max(axis=2).sum(axis=1)
-    peak = resident(problem, rows)
+    peak = resident(problem, rows) + loads[3]
     if problem.execution.memory == "live":
         scratch = np.zeros_like(peak)
         for d in range(problem.num_devices):
             scratch[:, d] = np.where(rows == d, graph.scratch, 0.0).max(axis=1, initial=0.0)
-        peak = peak + loads[3] + scratch
+        peak = peak + scratch
     return value, peak
 
 
@@ -66,23 +67,40 @@ def throughput_loads(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats,
     channels = len(cluster.channels) if execution.contention == "channel" else 0
     compute, transfer, channel = np.zeros((b, 2, d)), np.zeros((b, 2, d)), np.zeros((b, 2, channels))
     held, kept = np.zeros((b, d)), np.zeros((b, d))
-    stored = graph.is_stored[graph.tensor_producer]
     _loads(
         np.where(np.isfinite(problem.seconds), problem.seconds, 0.0), (graph.phase > 0).astype(np.int32),
-        graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr, graph.consumers,
+        graph.tensor_producer, graph.tensor_bytes, sent_share(problem), graph.consumer_ptr, graph.consumers,
         cluster.latency, cluster.seconds_per_byte, via_ptr, via,
         np.array([device.copies for device in cluster.devices]), channels, rows,
-        execution.overlap, execution.staged, execution.sends == "edge", *kept_bytes(problem),
+        execution.staged, execution.sends == "edge", *held_bytes(problem), *kept_bytes(problem),
         compute, transfer, channel, held, kept,
     )  # fmt: skip
-    # What is stored counts as resident at home, not as held a second time.
-    for t in np.flatnonzero(stored).tolist():
-        held[np.arange(b), rows[:, graph.tensor_producer[t]]] -= graph.tensor_bytes[t]
     if execution.in_flight == "pipeline" and trains(problem):
-        held += (_samples(problem, rows) - 1) * kept
+        if execution.memory == "live":
+            held += (_samples(problem, rows) - 1) * kept
         if execution.recompute:
             compute[:, 1] += compute[:, 0]
     return compute, transfer, channel, held
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def sent_share(problem: Problem) -> Floats:
+    """[T] how often each tensor is sent per sample: once; a parameter never, or in training once for each step."""
+    graph, again = problem.graph, 1.0 / problem.execution.microbatches if trains(problem) else 0.0
+    return np.where(graph.is_parameter[graph.tensor_producer], again, 1.0)
+
+
+def held_bytes(problem: Problem) -> tuple[Floats, Floats]:
+    """[T] bytes of each tensor that are held where it is made, beyond what is resident there, and where it is received.
+
+    Copies of parameters count even where no other tensor does: they are there for the whole run.
+    """
+    graph, live = problem.graph, problem.execution.memory == "live"
+    home = live & ~graph.is_stored[graph.tensor_producer]
+    away = live | graph.is_parameter[graph.tensor_producer]
+    return np.where(home, graph.tensor_bytes, 0.0), np.where(away, graph.tensor_bytes, 0.0)
 
 
 # ---- samples in flight -----------------------------------------------------------------------------------------------
@@ -235,9 +253,9 @@ def _deal_out(load, least, ring, hop, kind, size, most, count):  # type: ignore[
 
 @njit(cache=True, nogil=True)
 def _loads(  # type: ignore[no-untyped-def]
-    seconds, backward, tensor_producer, tensor_bytes, consumer_ptr, consumers, latency, per_byte, via_ptr, via,
-    pays_for_copies, num_channels, rows, overlap, staged, per_edge, kept_home, kept_copy, compute, transfer, channel,
-    held, kept,
+    seconds, backward, tensor_producer, tensor_bytes, share, consumer_ptr, consumers, latency, per_byte, via_ptr, via,
+    pays_for_copies, num_channels, rows, staged, per_edge, held_home, held_copy, kept_home, kept_copy, compute,
+    transfer, channel, held, kept,
 ):  # fmt: skip
     """For each row: compute[b, phase, d], transfer[b, phase, d], channel[b, phase, c] seconds, by the producer's phase
     (0 forward, 1 backward and update); held[b, d] bytes of the tensors that a device produces or receives, kept[b, d]
@@ -254,7 +272,7 @@ def _loads(  # type: ignore[no-untyped-def]
         for t in range(len(tensor_producer)):
             op = tensor_producer[t]
             a, phase, size = row[op], backward[op], tensor_bytes[t]
-            held[b, a] += size
+            held[b, a] += held_home[t]
             kept[b, a] += kept_home[t]
             staged_send = 0.0
             for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
@@ -262,8 +280,8 @@ def _loads(  # type: ignore[no-untyped-def]
                 if d == a or (seen[d] == t and not per_edge):
                     continue
                 seen[d] = t
-                time = latency[a, d] + size * per_byte[a, d]
-                held[b, d] += size
+                time = share[t] * (latency[a, d] + size * per_byte[a, d])
+                held[b, d] += held_copy[t]
                 kept[b, d] += kept_copy[t]
                 if pays_for_copies[d]:
                     transfer[b, phase, d] += time

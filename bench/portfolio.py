@@ -63,6 +63,21 @@ def problems(folder: Path | None) -> Iterator[tuple[str, Problem, float | None]]
     yield "random, 1,000 ops, completion", replace(tight, objective="completion"), None
 
 
+def _chosen(options: Any) -> Iterator[tuple[str, Problem, float | None, int]]:
+    """Name, problem, SAGA's best, and the seed of the planners."""
+    if options.random:
+        for seed in range(options.seed, options.seed + options.random):
+            yield *drawn(seed), None, seed
+        return
+    folder = Path(options.data) / "instances" if options.data else None
+    if folder is None or not folder.is_dir():
+        progress("no shared instances: set PLACEWISE_DATA to compare with SAGA")
+        folder = None
+    for name, problem, saga in problems(folder):
+        if not options.only or options.only in name:
+            yield name, problem, saga, options.seed
+
+
 def drawn(seed: int) -> tuple[str, Problem]:
     """A problem by chance: layers, branches that join again, or a few long strands with edges across."""
     rng = np.random.default_rng(seed)
@@ -130,37 +145,53 @@ def _strands(ops: int, rng: np.random.Generator) -> list[tuple[int, int]]:
     return edges + [(op - 1, op) for op in range(1, ops) if rng.random() < 0.4]
 
 
-def measure(options: Any) -> list[dict[str, Any]]:
-    folder = Path(options.data) / "instances" if options.data else None
-    if folder is None or not folder.is_dir():
-        progress("no shared instances: set PLACEWISE_DATA to compare with SAGA")
-        folder = None
+def measure(options: Any) -> dict[str, list[dict[str, Any]]]:
     budget = Budget(evaluations=options.evaluations) if options.evaluations else Budget(seconds=options.seconds)
-    rows = []
-    for name, problem, saga in problems(folder):
-        if options.only and options.only not in name:
-            continue
+    rows, pairs = [], []
+    for name, problem, saga, seed in _chosen(options):
         progress(name)
-        auto = plan(problem, "auto", budget=budget, seed=options.seed)
+        auto = plan(problem, "auto", budget=budget, seed=seed)
         row: dict[str, Any] = {"problem": name, "ms": f"{auto.value * 1e3:.5g}", "gap": f"{auto.gap:.1%}"}
         row["found by"] = auto.found_by.replace("local search from ", "> ")
         if saga:
             row["to SAGA"] = f"{auto.value / saga:.4f}"
         alone = {}
-        for member in (*MEMBERS, "local-search") if options.members else ():
+        for member in MEMBERS if options.members else ():
             if get(member).why_not(problem) is None:
                 try:
-                    alone[member] = plan(problem, member, budget=budget, seed=options.seed).value
+                    alone[member] = plan(problem, member, budget=budget, seed=seed).value
                 except PlacewiseError as error:
                     progress(f"  {member}: {error}")
         if alone:
             best = min(alone, key=lambda member: alone[member])
             row |= {"best": best, "to best": f"{auto.value / alone[best]:.4f}"}
-            progress(
-                "  " + ", ".join(f"{m} {v / auto.value:.3f}" for m, v in sorted(alone.items(), key=lambda x: x[1]))
-            )
+            ratios = {member: auto.value / value for member, value in sorted(alone.items(), key=lambda x: x[1])}
+            progress("  " + ", ".join(f"{member} {1 / ratio:.3f}" for member, ratio in ratios.items()))
+            pairs.append(ratios)
         rows.append(row)
-    return rows
+    tables = {"": rows}
+    if pairs:
+        tables["Pairs of problem and member; a member wins where it is better by more than 0.1 %"] = _summary(pairs)
+    return tables
+
+
+def _summary(pairs: list[dict[str, float]]) -> list[dict[str, Any]]:
+    """By member: how often it beats the portfolio, and by how much at worst; those that never do in one row."""
+    rows, never = [], np.zeros(0)
+    for member in MEMBERS:
+        ratio = np.array([of[member] for of in pairs if member in of])
+        if (ratio > 1.001).any():
+            rows.append(_row(member, ratio))
+        else:
+            never = np.concatenate([never, ratio])
+    everyone = np.array([ratio for of in pairs for ratio in of.values()])
+    return [*rows, _row("the others", never), _row("all", everyone)]
+
+
+def _row(name: str, ratio: Any) -> dict[str, Any]:
+    wins = int((ratio > 1.001).sum())
+    share = f"{wins / max(1, len(ratio)):.1%}"
+    return {"member": name, "pairs": len(ratio), "wins": wins, "share": share, "worst": f"{ratio.max(initial=0):.4f}"}
 
 
 if __name__ == "__main__":
@@ -169,6 +200,7 @@ if __name__ == "__main__":
         "seconds": {"type": float, "default": 10.0, "help": "the budget of each run"},
         "evaluations": {"type": int, "help": "the budget of each run, instead"},
         "seed": {"type": int, "default": 0},
+        "random": {"type": int, "help": "so many random problems instead, from this seed on"},
         "members": {"action": "store_true", "help": "also run each member alone"},
         "only": {"help": "problems whose name has this in it"},
     }

@@ -9,10 +9,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -81,8 +81,10 @@ class Context:
         bound: float,
         on_progress: Callable[[Progress], None] | None,
         planner: str = "",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.problem = problem
+        self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.evaluations = 0
         self.best_value = math.inf
@@ -97,20 +99,22 @@ class Context:
         self.found_by = planner  # who found the best; see `delegate`
         self.proved_by = ""  # who proved the bound, where it is above what holds for any planner
         self._parent: Context | None = None
+        self._within: Context | None = None  # where what this one spends counts too
         self._budget = budget
         self._on_progress = on_progress
-        self._began = self._reported = time.perf_counter()
+        self._clock, self._began, self._reported = clock, clock(), time.perf_counter()
 
     @property
     def seconds(self) -> float:
         """Since the planner began."""
-        return time.perf_counter() - self._began
+        return self._clock() - self._began
 
     @property
     def evaluations_left(self) -> int:
         """How many the budget still allows."""
         limit = self._budget.evaluations
-        return sys.maxsize if limit is None else max(0, limit - self.evaluations)
+        left = sys.maxsize if limit is None else max(0, limit - self.evaluations)
+        return min(left, self._within.evaluations_left) if self._within else left
 
     @property
     def seconds_left(self) -> float:
@@ -147,12 +151,17 @@ class Context:
 
     def bound(self, value: float) -> None:
         """A proof that no plan is better than this."""
-        if value > self.lower_bound:
-            self.lower_bound, self.proved_by = value, self.planner.rpartition(": ")[2]
+        by, ctx = self.planner.rpartition(": ")[2], cast("Context | None", self)
+        while ctx is not None and ctx.problem is self.problem:
+            if value > ctx.lower_bound:
+                ctx.lower_bound, ctx.proved_by = value, by
+            ctx = ctx._within
 
     def spend(self, evaluations: int) -> None:
         """Count simulations that a planner ran by itself, in compiled code."""
         self.evaluations += evaluations
+        if self._within:
+            self._within.spend(evaluations)
         now = time.perf_counter()
         if self._on_progress and now - self._reported > _REPORT_EVERY:
             self._reported = now
@@ -164,21 +173,26 @@ class Context:
 
     def should_stop(self) -> bool:
         """Whether the budget is spent, the user pressed Ctrl-C, or the incumbent is proved optimal."""
+        return self._is_over() or self.best_value <= self.lower_bound * (1 + 1e-9)
+
+    def _is_over(self) -> bool:
         if self._parent and self._parent.stopped == "interrupted":
             self.stopped = "interrupted"
         if self.stopped == "finished" and (
-            (self._budget.seconds is not None and self.seconds >= self._budget.seconds) or not self.evaluations_left
+            (self._budget.seconds is not None and self.seconds >= self._budget.seconds)
+            or not self.evaluations_left
+            or (self._within and self._within._is_over())
         ):
             self.stopped = "budget"
-        return self.stopped != "finished" or self.best_value <= self.lower_bound * (1 + 1e-9)
+        return self.stopped != "finished"
 
     def delegate(
         self, name: str, *, share: float = 1.0, afresh: bool = False, options: Mapping[str, Any] | None = None
     ) -> tuple[Ints, Ints | None] | None:
         """Let another planner go on from here, for a share of the budget that is left; returns the best that it has.
 
-        It has the incumbent (unless it is to begin `afresh`) and the bound of this context, and this context has what
-        it finds and proves. A planner that does not apply is passed over.
+        It has the incumbent (unless it is to begin `afresh`, as it does by itself with this seed) and the bound of this
+        context, and this context has what it finds and proves. A planner that does not apply is passed over.
         """
         info = get(name)
         if info.why_not(self.problem) is not None or self.should_stop():
@@ -188,12 +202,13 @@ class Context:
             seconds=None if seconds is None else max(share * (seconds - self.seconds), 1e-3),
             evaluations=None if evaluations is None else max(1, int(share * self.evaluations_left)),
         )
-        seed, title = int(self.rng.integers(2**31)), f"{self.planner}: {name}"
-        member = Context(self.problem, budget, seed, self.lower_bound, self._on_progress, title)
-        member._parent, member.found_by = self, name
+        seed, title = self.seed if afresh else int(self.rng.integers(2**31)), f"{self.planner}: {name}"
+        member = Context(self.problem, budget, seed, self.lower_bound, self._on_progress, title, self._clock)
+        member._parent = member._within = self
+        member.found_by = name
         if not afresh:
             member.best, member.best_value = self.best, self.best_value
-        before, began, known = self.evaluations, self.seconds, self.best_value
+        known = self.best_value
         try:
             answer = info.function(self.problem, member, **info.settings(options or {}))
             if answer is not None:
@@ -207,15 +222,8 @@ class Context:
                 raise
             warnings.warn(f"planner {name!r} failed: {error!r:.200}", RuntimeWarning, stacklevel=2)
         finally:  # a second Ctrl-C may end the member anywhere
-            self.evaluations += member.evaluations
-            if member.lower_bound > self.lower_bound:
-                self.lower_bound, self.proved_by = member.lower_bound, member.proved_by
-            self.rejected = self.rejected or member.rejected
-            if member.best_value < self.best_value:
-                self.best, self.best_value, self.found_by = member.best, member.best_value, member.found_by
-                self.history += [
-                    (began + when, before + count, value) for when, count, value in member.history if value < known
-                ]
+            if self.best_value < known:
+                self.found_by = member.found_by
         return member.best
 
     @contextmanager
@@ -229,14 +237,22 @@ class Context:
             seconds=None if seconds is None else max(share * (seconds - self.seconds), 1e-3),
             evaluations=None if evaluations is None else max(1, int(share * self.evaluations_left)),
         )
-        inner = Context(problem, budget, int(self.rng.integers(2**31)), 0.0, None, self.planner)
-        inner._parent = self
-        try:
+        inner = Context(problem, budget, int(self.rng.integers(2**31)), 0.0, None, self.planner, self._clock)
+        inner._parent = inner._within = self
+        with suppress(_Stop):
             yield inner
-        except _Stop:
-            pass
-        finally:
-            self.spend(inner.evaluations)
+
+    def beside(self, name: str, clock: Callable[[], float]) -> Context:
+        """A context for a search that takes turns with others, in which it does what it does by itself with this seed.
+
+        Its random numbers, its budget, its clock and its incumbent are its own. What it spends, finds and proves counts
+        here at once.
+        """
+        member = Context(
+            self.problem, self._budget, self.seed, self.lower_bound, self._on_progress, f"{self.planner}: {name}", clock
+        )
+        member._parent = member._within = self
+        return member
 
     def interrupt(self) -> None:
         """Ask the planner to stop (Ctrl-C)."""
@@ -261,6 +277,8 @@ class Context:
         return value
 
     def _remember(self, value: float, placement: ArrayLike, order: Ints | None) -> None:
+        if self._within and self._within.problem is self.problem:
+            self._within._remember(value, placement, order)
         if value < self.best_value:
             self.best_value = value
             self.best = (np.array(placement, np.int32), order)

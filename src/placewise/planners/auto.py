@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import get, planner
+from placewise.planners.genetic import evolve
 from placewise.planners.list_search import reprioritise
-from placewise.planners.local_search import UnitMoves, climb
-from placewise.planners.multilevel import Moves, hierarchy
+from placewise.planners.local_search import UnitMoves, climb, explore
+from placewise.planners.multilevel import Level, Moves, descend, hierarchy
 from placewise.planners.order_search import improve, ordered_start
 from placewise.problem import Problem
 
 #: Quick however large the graph is.
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "multilevel")
-#: And one more, by what counts: loads, or times. Plans by chance and HEFT lead where no method's plan does.
-_OF_LOADS, _OF_TIMES = "pipeline-dp", "genetic"
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp")
 #: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
 EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
-#: Searches for an order as well, which the simulator then follows.
-ORDERED: Final = ("list-search", "order-search")
-MEMBERS: Final = (*FIRST, _OF_LOADS, *STARTS, _OF_TIMES, *EXACT, *ORDERED)
+#: A step at a time, so that they can take turns.
+SEARCHES: Final[dict[str, Callable[[Context], Iterator[float]]]] = {
+    "local-search": explore,
+    "multilevel": descend,
+    "genetic": evolve,
+    "list-search": lambda ctx: reprioritise(ctx, patience=20),
+    "order-search": lambda ctx: improve(ctx, *ordered_start(ctx), moves=500),
+}
+MEMBERS: Final = (*FIRST, *STARTS, *EXACT, *SEARCHES)
 #: Of what is left, at most.
-_SHARE: Final = {"fit": 0.5, "multilevel": 0.3, _OF_TIMES: 0.15, **dict.fromkeys(EXACT, 0.4)}
+_SHARE: Final = {"fit": 0.5, **dict.fromkeys(EXACT, 0.3)}
 _USUAL_SHARE: Final = 0.1
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
+_CLIMBS: Final = 3  # plans, the best ones, from which searches begin
+_FINAL: Final = 4  # heats' worth of budget for the last runner
 _HOPELESS: Final = 1.5  # times worse than the best start
 _COARSEST: Final = 200  # groups, of the largest moves
 _PATIENCE: Final = 10
 
 
 def _compile(problem: Problem) -> None:
-    for info in map(get, (*_methods(problem), *EXACT, *ORDERED)):
+    for info in map(get, MEMBERS):
         if info.compile and info.why_not(problem) is None:
             info.compile(problem)
 
@@ -45,9 +54,10 @@ def _compile(problem: Problem) -> None:
 def auto(problem: Problem, ctx: Context) -> None:
     """The portfolio: searches from the plans of many methods race; two of three give up, again and again.
 
-    Successive halving (Jamieson, Talwalkar 2016, arXiv:1502.07943). Local moves, of single units and of groups of all
-    sizes, start from each method's plan, as where a search begins decides where it ends. Beside them run searches for
-    an order. It ends when the gap is closed, the time is up or nothing helps any more.
+    Successive halving (Jamieson, Talwalkar 2016, arXiv:1502.07943). Each search does what it does by itself with the
+    same seed, so what it finds with its part of the budget is found. Beside them, moves of single units and of groups
+    of all sizes start from the best plans of quick methods, as where a search begins decides where it ends. It ends
+    when the gap is closed, the time is up or nothing helps any more.
     """
     if problem.num_units > _LARGE:
         for name in FIRST:
@@ -59,10 +69,10 @@ def auto(problem: Problem, ctx: Context) -> None:
         ctx.delegate(name, share=0.8)
     if not plans or not problem.num_units or problem.num_devices == 1 or ctx.should_stop():
         return
-    runners = [_Runner(name, steps) for name, steps in _searches(problem, ctx, plans)]
+    runners = list(_runners(problem, ctx, plans))
     out: list[_Runner] = []
     while runners and not ctx.should_stop():
-        heats = math.ceil(math.log(len(runners), 3)) + 2  # this one and those that follow; the last is twice as long
+        heats = math.ceil(math.log(len(runners), 3)) + _FINAL
         began, share = ctx.spent, (1.0 - ctx.spent) / heats if len(runners) > 1 else 1.0
         for i, runner in enumerate(runners):
             runner.run(ctx, began + share * (i + 1) / len(runners))
@@ -75,16 +85,10 @@ def auto(problem: Problem, ctx: Context) -> None:
         ctx.delegate(name)
 
 
-def _methods(problem: Problem) -> tuple[str, ...]:
-    """Those that make plans to begin with, in turn."""
-    of_loads = problem.objective == "throughput"
-    return (*FIRST, _OF_LOADS, *STARTS) if of_loads else (*FIRST, *STARTS, _OF_TIMES)
-
-
 def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
-    """Placements by the name of the method, without those that repeat another or are hopeless."""
+    """Placements by the name of the method, the best first, without those that repeat another or are hopeless."""
     placements: dict[str, Ints] = {}
-    for name in _methods(problem):
+    for name in (*FIRST, *STARTS):
         found = ctx.delegate(name, share=_SHARE.get(name, _USUAL_SHARE), afresh=True)
         if found and not any((found[0] == other).all() for other in placements.values()):
             placements[name] = found[0]
@@ -95,28 +99,37 @@ def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
             placements[name] = found[0]
     value = {name: ctx.evaluate(placement) for name, placement in placements.items()}
     best = min(value.values(), default=math.inf)
-    return {name: placement for name, placement in placements.items() if value[name] <= _HOPELESS * best}
+    ranked = sorted(value, key=lambda name: value[name])
+    return {name: placements[name] for name in ranked if value[name] <= _HOPELESS * best}
 
 
-def _searches(problem: Problem, ctx: Context, plans: dict[str, Ints]) -> Iterator[tuple[str, Iterator[float]]]:
+def _runners(problem: Problem, ctx: Context, plans: dict[str, Ints]) -> Iterator[_Runner]:
     levels = hierarchy(problem, ctx, _COARSEST)
-    for name, placement in plans.items():
-        moves = (UnitMoves(problem, ctx.rng), Moves(levels, ctx.rng))
-        yield f"local search from {name}", climb(ctx, placement, moves, _PATIENCE)
-    if get("list-search").why_not(problem) is None:
-        yield "list-search", reprioritise(ctx, patience=20)
-        yield "order-search", improve(ctx, *ordered_start(ctx), moves=500)
+    for name, start in list(plans.items())[:_CLIMBS]:
+        yield _Runner(ctx, f"local search from {name}", partial(_climb, start=start, levels=levels))
+    for name, search in SEARCHES.items():
+        if get(name).why_not(problem) is None:
+            yield _Runner(ctx, name, search)
+
+
+def _climb(ctx: Context, start: Ints, levels: list[Level]) -> Iterator[float]:
+    return climb(ctx, start, (UnitMoves(ctx.problem, ctx.rng), Moves(levels, ctx.rng)), _PATIENCE)
 
 
 class _Runner:
-    """A search in the race."""
+    """A search in the race. Its clock runs while it does."""
 
-    def __init__(self, name: str, steps: Iterator[float]) -> None:
-        self.name, self._steps, self.best, self.done = name, steps, math.inf, False
+    def __init__(self, ctx: Context, name: str, search: Callable[[Context], Iterator[float]]) -> None:
+        self.name, self.best, self.done = name, math.inf, False
+        self._took, self._since = 0.0, math.nan
+        self._steps = search(ctx.beside(name, self._clock))
+
+    def _clock(self) -> float:
+        return self._took if math.isnan(self._since) else self._took + time.perf_counter() - self._since
 
     def run(self, ctx: Context, until: float) -> None:
         """Go on until so much of the budget is spent."""
-        before = ctx.best_value
+        before, self._since = ctx.best_value, time.perf_counter()
         try:
             for best in self._steps:
                 self.best = best
@@ -125,5 +138,6 @@ class _Runner:
             else:
                 self.done = True
         finally:  # the budget may end it anywhere
+            self._took, self._since = self._clock(), math.nan
             if ctx.best_value < before:
                 ctx.found_by = self.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -41,6 +42,13 @@ def genetic(problem: Problem, ctx: Context, *, population: int = 60, patience: i
     """
     if population < 4:
         raise InvalidInput(f"option population of genetic = {population}: it must be 4 or more")
+    for _ in evolve(ctx, population, patience):
+        pass
+
+
+def evolve(ctx: Context, population: int = 60, patience: int = 20) -> Iterator[float]:
+    """The search, a generation at a time; yields the best value."""
+    problem = ctx.problem
     decode, rng = _Decoder(problem), ctx.rng
     length = problem.num_units + problem.num_ops
     elite, mutants = max(1, round(_ELITE * population)), max(1, round(_MUTANTS * population))
@@ -51,7 +59,10 @@ def genetic(problem: Problem, ctx: Context, *, population: int = 60, patience: i
         keys[1] = decode.keys_of(ctx.best[0])
     value = np.array([ctx.evaluate(*decode(row)) for row in keys])
     best, fruitless = value.min(), 0
-    while fruitless < patience and not ctx.should_stop():
+    while fruitless < patience:
+        yield float(best)
+        if ctx.should_stop():
+            return
         ranked = np.argsort(value, kind="stable")
         keys, value = keys[ranked], value[ranked]
         mothers = keys[rng.integers(0, elite, children)]

@@ -38,14 +38,19 @@ def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: in
     `patience` is how many times as many moves as there are units may fail in a row before the current placement is
     disturbed by `kick` random group moves; the search ends when three disturbances in a row bring nothing.
     """
+    for _ in explore(ctx, patience, kick):
+        pass
+
+
+def explore(ctx: Context, patience: int = 20, kick: int = 4) -> Iterator[float]:
+    """The search, a batch of moves at a time; yields the best value."""
+    problem = ctx.problem
     _try_simple_plans(problem, ctx)
     for _ in range(_LUCK):
         if ctx.best is None and not ctx.should_stop():
             ctx.evaluate_batch(sample(problem, ctx.rng, 64))
-    if ctx.best is None or problem.num_units == 0 or problem.num_devices == 1:
-        return
-    for _ in climb(ctx, ctx.best[0], [UnitMoves(problem, ctx.rng, kick)], patience):
-        pass
+    if ctx.best is not None and problem.num_units and problem.num_devices > 1:
+        yield from climb(ctx, ctx.best[0], [UnitMoves(problem, ctx.rng, kick)], patience)
 
 
 def _try_simple_plans(problem: Problem, ctx: Context) -> None:

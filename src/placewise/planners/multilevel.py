@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +17,7 @@ from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory, fastest_first
 from placewise.planners.heft import ignores_shape, place_in_order, schedule
-from placewise.planners.local_search import FOCUSED, climb, local_search
+from placewise.planners.local_search import FOCUSED, climb, explore
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -51,24 +52,32 @@ def multilevel(problem: Problem, ctx: Context, *, coarsest: int = 200, patience:
     """
     if coarsest < 1:
         raise InvalidInput(f"option coarsest of multilevel = {coarsest}: it must be 1 or more")
+    for _ in descend(ctx, coarsest, patience, kicks):
+        pass
+
+
+def descend(ctx: Context, coarsest: int = 200, patience: int = 4, kicks: int = 10) -> Iterator[float]:
+    """The search, a batch of moves at a time, from the coarsest level to the ops; yields the best value."""
     placement = simple_start(ctx)  # first of all, so that there is a plan however soon the budget ends
-    levels = hierarchy(problem, ctx, coarsest)
+    levels = hierarchy(ctx.problem, ctx, coarsest)
     if len(levels) > 1:
-        coarse = _plan_coarse(ctx, levels, patience)
+        coarse = yield from _plan_coarse(ctx, levels, patience)
         placement = min(placement, coarse[levels[1].label], key=ctx.evaluate)
-    _refine(ctx, levels, placement, patience, kicks)
+    yield from refine(ctx, levels, placement, patience, kicks)
 
 
-def _plan_coarse(ctx: Context, levels: list[Level], patience: int) -> Ints:
+def _plan_coarse(ctx: Context, levels: list[Level], patience: int) -> Generator[float, None, Ints]:
     """A plan for the first level of fused ops, by way of all others."""
     with ctx.aside(levels[-1].problem, _COARSEST_SHARE) as inner:
-        local_search(inner.problem, inner)
+        for _ in explore(inner):
+            yield ctx.best_value
     placement = inner.best[0] if inner.best else blocks_by_memory(inner.problem, inner)
     for depth in range(len(levels) - 2, 0, -1):
         placement = placement[levels[depth + 1].label]
         with ctx.aside(levels[depth].problem, _COARSER_SHARE / depth) as inner:
             start = min(placement, simple_start(inner), key=inner.evaluate)
-            _refine(inner, levels[depth:], start, patience)
+            for _ in refine(inner, levels[depth:], start, patience):
+                yield ctx.best_value
         placement = inner.best[0] if inner.best else placement
     return placement
 
@@ -114,12 +123,10 @@ def by_longest_path(problem: Problem, placement: Ints) -> Ints:
     return a.op[np.argsort(-length, kind="stable")].astype(np.int32)
 
 
-def _refine(ctx: Context, levels: list[Level], placement: Ints, patience: int, kicks: int = 0) -> None:
+def refine(ctx: Context, levels: list[Level], placement: Ints, patience: int, kicks: int = 0) -> Iterator[float]:
     """Move groups of this level and of all coarser ones until nothing helps any more; and again after a kick."""
-    if ctx.best is None or not ctx.problem.num_units or ctx.problem.num_devices == 1 or ctx.should_stop():
-        return
-    for _ in climb(ctx, placement, [Moves(levels, ctx.rng)], patience, kicks):
-        pass
+    if ctx.best is not None and ctx.problem.num_units and ctx.problem.num_devices > 1 and not ctx.should_stop():
+        yield from climb(ctx, placement, [Moves(levels, ctx.rng)], patience, kicks)
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------------

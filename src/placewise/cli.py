@@ -515,6 +515,9 @@ def export(
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Where to write it; stdout by default.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model, to be cut up as the plan says, into the folder --out.")
+    ] = None,
 ) -> None:
     """Write a plan in the form that another program reads: its config alone to stdout."""
     from placewise import engines
@@ -524,6 +527,17 @@ def export(
 
     write = to_trace if to == "trace" else engines.get(to).export
     found = _load(plan)
+    if model is not None:
+        cut_up = None if to == "trace" else engines.get(to).write
+        if cut_up is None:
+            known = ", ".join(name for name, engine in engines.available().items() if engine.write)
+            raise InvalidInput(f"--model: only for engines that need the model cut up: {known}")
+        if out is None:
+            raise InvalidInput("--model: name the folder for what is made of it, with --out")
+        with terminal.heard():
+            cut_up(found, model, out)
+        terminal.say(f"{describe_cut(found)}\nwrote {out}")
+        return
     text = write(found)
     if to != "trace":
         terminal.say(describe_cut(found))

@@ -2,7 +2,8 @@
 
 Each file of this folder is one engine. Its `fit` turns a problem into what the engine can be told: which ops share a
 device, and how it executes them. Its `export` writes a plan of such a problem in the engine's own words. Its `run`,
-where the engine can be run from here, makes a model ready to run as a plan says, for `placewise verify`.
+where the engine can be run from here, makes a model ready to run as a plan says, for `placewise verify`. Its `write`,
+where the engine needs the model cut up, writes that to a folder.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
@@ -23,6 +25,8 @@ from placewise.problem import Problem
 
 if TYPE_CHECKING:
     from placewise.measure import Timing
+
+T = TypeVar("T")
 
 
 class Run(Protocol):
@@ -52,6 +56,8 @@ class Run(Protocol):
         """(device of the cluster, signature, time) of ops as they ran, placed: for profiles of those devices."""
 
 
+#: Writes a model (of the zoo, or a file that the engine reads), cut up as a plan says, to a folder.
+Writer = Callable[[Plan, str, Path], None]
 #: Makes a model (of the zoo, or a file that the engine reads) ready to run as a plan says; `devices` tells what the
 #: cluster's devices are to the engine, where that does not go without saying.
 Runner = Callable[[Plan, str, Mapping[str, str]], AbstractContextManager[Run]]
@@ -65,18 +71,19 @@ class Engine(NamedTuple):
     export: Callable[[Plan], str]
     fit: Callable[[Problem], Problem]
     run: Runner | None = None
+    write: Writer | None = None
 
 
 _registered: dict[str, Engine] = {}
 
 
 def engine(
-    name: str, *, fit: Callable[[Problem], Problem], run: Runner | None = None
+    name: str, *, fit: Callable[[Problem], Problem], run: Runner | None = None, write: Writer | None = None
 ) -> Callable[[Callable[[Plan], str]], Callable[[Plan], str]]:
     """Register the function that writes a plan for an engine; the first line of its docstring says what it writes."""
 
     def register(export: Callable[[Plan], str]) -> Callable[[Plan], str]:
-        _registered[name] = Engine(name, (export.__doc__ or "").partition("\n")[0], export, fit, run)
+        _registered[name] = Engine(name, (export.__doc__ or "").partition("\n")[0], export, fit, run, write)
         return export
 
     return register
@@ -118,3 +125,22 @@ def check_devices(plan: Plan, devices: Mapping[str, str]) -> None:
     known = plan.problem.cluster.device_names
     for unknown in devices.keys() - set(known):
         raise InvalidInput(f"devices: there is no device {unknown!r:.60}; there are {', '.join(known)}")
+
+
+def along(reads: Sequence[Sequence[int]], known: Mapping[int, T]) -> list[T]:
+    """A device for every node of a program, given those of some; `reads` has the nodes whose values each reads.
+
+    Others go with what they read, and what comes from constants alone goes with its first reader.
+    """
+    found = dict(known)
+    for node, sources in enumerate(reads):
+        home = next((found[source] for source in sources if source in found), None)
+        if node not in found and home is not None:
+            found[node] = home
+    settled = set(found)
+    for node in reversed(range(len(reads))):
+        for source in reads[node]:
+            if node in found and source not in settled:
+                found[source] = found[node]  # the first reader is the last to say so
+    usual = next(iter(known.values()))
+    return [found.get(node, usual) for node in range(len(reads))]

@@ -1,19 +1,34 @@
-"""ONNX Runtime: nodes to execution providers, by name."""
+"""ONNX Runtime: nodes to execution providers, by name, within one session."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from placewise.engines import engine
+from placewise.engines import check_devices, check_model, engine
+from placewise.engines.ranks import accelerator_number
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
 
-_DESIGNATOR = {"cpu": "cpu", "npu": "npu"}
-_RESERVED = frozenset("(),;=")
+if TYPE_CHECKING:
+    from placewise.measure import Timing
+
+_DESIGNATOR: Final = {"cpu": "cpu", "npu": "npu"}
+_RESERVED: Final = frozenset("(),;=")
+_RULES: Final = "session.name_based_layer_assignment"
+_RULES_SINCE: Final = (1, 28)  # the libraries of 1.27.0 and before do not hold the name of the option, 1.28.0 does
+ADVICE: Final = "; for ONNX Runtime, plan the .onnx file itself"
+_RECORD: Final = "session.record_ep_graph_assignment_info"
 
 
 def one_gpu(problem: Problem) -> Problem:
@@ -23,12 +38,24 @@ def one_gpu(problem: Problem) -> Problem:
     if len(usable) > 1:
         raise Unsupported(
             f"a session of ONNX Runtime has one accelerator, and there are {', '.join(usable)}: "
-            f"forbid all but one, as with --forbid {usable[-1]}"
+            f"forbid all but one, as with --forbid {usable[-1]}, or plan for onnxruntime-split"
         )
     return replace(problem, execution=replace(problem.execution, concurrency="sequential"))
 
 
-@engine("onnxruntime", fit=one_gpu)
+@contextmanager
+def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Session]:
+    """An .onnx file, or a model of the zoo, in one session."""
+    from placewise.importers import onnx as importer
+
+    with readable(plan, model, devices) as path:
+        check_model(
+            plan, importer.load(path, plan.problem.graph.name), "; for ONNX Runtime, plan the .onnx file itself"
+        )
+        yield Session(plan, path, devices)
+
+
+@engine("onnxruntime", fit=one_gpu, run=run)
 def onnxruntime(plan: Plan) -> str:
     """JSON of session options with session.name_based_layer_assignment (ONNX Runtime 1.28 and later).
 
@@ -48,5 +75,154 @@ def onnxruntime(plan: Plan) -> str:
                 raise InvalidInput(f"the name of node {name!r:.60} has a sign that the rules use; rename it")
         if names:
             rules.append(f"{_DESIGNATOR.get(cluster.devices[device].kind, 'gpu')}({', '.join(names)})")
-    options = {"session.name_based_layer_assignment": "; ".join(rules), "session.record_ep_graph_assignment_info": "1"}
-    return json.dumps(options, indent=1) + "\n"
+    return json.dumps({_RULES: "; ".join(rules), _RECORD: "1"}, indent=1) + "\n"
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Provider(NamedTuple):
+    """A device of the cluster in ONNX Runtime."""
+
+    name: str  # of the execution provider
+    options: dict[str, Any]
+    threads: int = 0  # of a CPU; 0: as many as there are cores
+
+
+@contextmanager
+def readable(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Path]:
+    """The ONNX file of a model, in which every node has a name."""
+    from placewise.measure import check_readable
+    from placewise.measure.onnxruntime import written
+
+    check_readable(model, "onnxruntime")
+    check_devices(plan, devices)
+    with TemporaryDirectory() as folder:
+        yield written(model, Path(folder))[0]
+
+
+def provider(plan: Plan, device: int, given: Mapping[str, str]) -> Provider:
+    """What a device is to ONNX Runtime: `given` may say cpu, cpu:2 (two threads) or cuda:0."""
+    from placewise.importers import require
+    from placewise.measure import thread_count
+
+    cluster = plan.problem.cluster
+    name, kind = cluster.device_names[device], cluster.devices[device].kind
+    text = given.get(name, "cpu" if kind == "cpu" else f"cuda:{accelerator_number(cluster, device)}")
+    base, _, number = text.partition(":")
+    if base == "cpu":
+        return Provider("CPUExecutionProvider", {}, thread_count(number, f"{name}={text}") if number else 0)
+    if base != "cuda" or not (number or "0").isdigit():
+        raise InvalidInput(f"{name}={text:.60}: must be cpu, cpu:2 (two threads) or cuda:0")
+    here = require("onnxruntime", "onnx").get_available_providers()
+    if "CUDAExecutionProvider" not in here:
+        raise InvalidInput(
+            f"the plan uses {name} as {text}, and this ONNX Runtime has {', '.join(here)}; say what it is, as in "
+            f"{name}=cpu:1"
+        )
+    return Provider("CUDAExecutionProvider", {"device_id": int(number or 0)})
+
+
+def open_session(path: str | Path, where: Provider, options: Any = None) -> Any:
+    """A session on a device; what that cannot run falls to the CPU, and is told by `assigned`."""
+    from placewise.importers import require
+    from placewise.measure import told
+
+    runtime = require("onnxruntime", "onnx")
+    options = options or runtime.SessionOptions()
+    options.log_severity_level = 4  # what fails is raised as well
+    options.intra_op_num_threads = where.threads
+    options.add_session_config_entry(_RECORD, "1")
+    providers = list(dict.fromkeys([where.name, "CPUExecutionProvider"]))
+    with told(f"{path}: ONNX Runtime cannot load it"):
+        found = runtime.InferenceSession(
+            str(path), options, providers=[(name, where.options if name == where.name else {}) for name in providers]
+        )
+    if where.name not in found.get_providers():  # it goes on without a provider that cannot start
+        raise InvalidInput(f"{path}: {where.name} did not start here (its library or its device is missing)")
+    return found
+
+
+def assigned(session: Any) -> dict[str, str]:
+    """Node to execution provider, as the session tells it; nothing where the version cannot."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return {}
+    return {
+        node.name: part.ep_name for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()
+    }
+
+
+class Session:
+    """A model in one session that is told the plan, and in one that is told nothing."""
+
+    def __init__(self, plan: Plan, path: Path, devices: Mapping[str, str]) -> None:
+        from placewise.importers import require
+
+        self._runtime = require("onnxruntime", "onnx")
+        self.library = f"onnxruntime {self._runtime.__version__}"
+        self._plan, self._path = plan, path
+        used = sorted(set(plan.placement.tolist()))
+        self._where = {plan.problem.cluster.device_names[d]: provider(plan, d, devices) for d in used}
+        if sum(where.name == "CPUExecutionProvider" for where in self._where.values()) > 1:
+            raise InvalidInput("a session has one CPU, and the plan uses several: plan for onnxruntime-split")
+        if len(used) > 1 and tuple(map(int, self._runtime.__version__.split(".")[:2])) < _RULES_SINCE:
+            raise Unsupported(f"{self.library} takes no rules for nodes: it must be 1.28 or later")
+
+    def plain(self) -> list[NDArray[Any]]:
+        """Without rules."""
+        return self._outputs(self._plain)
+
+    def placed(self) -> list[NDArray[Any]]:
+        """With them."""
+        return self._outputs(self._placed)
+
+    def ran_on(self) -> dict[str, str]:
+        """As the session tells it: rules are not trusted. Nodes that were fused have lost their names."""
+        known = set(self._plan.problem.graph.op_names)
+        device = {where.name: name for name, where in self._where.items()}
+        return {node: device.get(ep, ep) for node, ep in assigned(self._placed).items() if node in known}
+
+    def busy(self) -> dict[str, float]:
+        """One session, one clock: it does not tell devices apart."""
+        return {}
+
+    def peak(self) -> dict[str, float]:
+        """It does not tell."""
+        return {}
+
+    def links(self) -> dict[tuple[str, str], bool]:
+        """They are within the session."""
+        return {}
+
+    def times(self) -> Iterator[tuple[str, str, Timing]]:
+        """By the profiler, of a plan with one device: it does not tell devices apart."""
+        from placewise.measure import shared_out
+        from placewise.measure.onnxruntime import kernels
+
+        ((name, where), *others), graph = self._where.items(), self._plan.problem.graph
+        if not others:
+            found = kernels(str(self._path), partial(open_session, self._path, where), {})
+            for signature, timing in shared_out(graph, found, set(graph.op_signatures) - {""}):
+                yield name, signature, timing
+
+    @cached_property
+    def _accelerator(self) -> Provider:
+        return min(self._where.values(), key=lambda where: where.name == "CPUExecutionProvider")
+
+    @cached_property
+    def _plain(self) -> Any:
+        return open_session(self._path, self._accelerator)
+
+    @cached_property
+    def _placed(self) -> Any:
+        options = self._runtime.SessionOptions()
+        for key, value in json.loads(onnxruntime(self._plan)).items() if len(self._where) > 1 else ():
+            options.add_session_config_entry(key, value)
+        return open_session(self._path, self._accelerator, options)
+
+    def _outputs(self, session: Any) -> list[NDArray[Any]]:
+        from placewise.measure import told
+        from placewise.measure.onnxruntime import random_inputs
+
+        with told(f"{self._path}: ONNX Runtime cannot run it"):
+            return list(session.run(None, random_inputs(session, {})))

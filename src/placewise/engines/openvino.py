@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.cluster import Cluster
-from placewise.engines import check_devices, check_model, engine
+from placewise.engines import along, check_devices, check_model, engine
 from placewise.errors import InvalidInput
 from placewise.plans import Plan
 from placewise.problem import Problem
@@ -93,21 +93,13 @@ def set_affinities(model: Any, places: Mapping[str, str]) -> None:
     whatever `places` says: an input elsewhere would be a subgraph of its own that only hands it on.
     """
     ordered = model.get_ordered_ops()
-    found: dict[str, str] = {}
-    for op in ordered:
-        name = op.get_friendly_name()
-        if op.get_input_size():
-            makers = (value.get_source_output().get_node().get_friendly_name() for value in op.inputs())
-            place = places.get(name) or next((found[maker] for maker in makers if maker in found), None)
-            if place is not None:
-                found[name] = place
-    for op in reversed(ordered):
-        readers = (to.get_node().get_friendly_name() for value in op.outputs() for to in value.get_target_inputs())
-        if op.get_friendly_name() not in found:
-            usual = next(iter(places.values()))
-            found[op.get_friendly_name()] = next((found[reader] for reader in readers if reader in found), usual)
-    for op in ordered:
-        op.get_rt_info()["affinity"] = found[op.get_friendly_name()]
+    names = [op.get_friendly_name() for op in ordered]
+    number = {name: i for i, name in enumerate(names)}
+    makers = [[value.get_source_output().get_node() for value in op.inputs()] for op in ordered]
+    reads = [[number[maker.get_friendly_name()] for maker in each] for each in makers]
+    known = {i: places[name] for i, name in enumerate(names) if reads[i] and name in places}
+    for op, place in zip(ordered, along(reads, known), strict=True):
+        op.get_rt_info()["affinity"] = place
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -117,7 +109,6 @@ class Logical(NamedTuple):
     """A device of the cluster in OpenVINO."""
 
     plugin: str  # what HETERO knows it by
-    device: str  # as profiles have it, such as CPU:2
     properties: dict[str, Any]
 
 
@@ -186,10 +177,8 @@ class Hetero:
         from placewise.measure import shared_out
 
         for d in self._logical:
-            here, name = (
-                subgraph(self._plan.problem.graph, self._plan.placement == d),
-                self._plan.problem.cluster.device_names[d],
-            )
+            name = self._plan.problem.cluster.device_names[d]
+            here = subgraph(self._plan.problem.graph, self._plan.placement == d)
             for signature, timing in shared_out(here, self._kernels[name], set(here.op_signatures) - {""}):
                 yield name, signature, timing
 
@@ -297,5 +286,5 @@ def _logical_devices(core: Any, plan: Plan, given: Mapping[str, str]) -> dict[in
         if plugin in taken:
             plugin = f"CPU{len(taken) + 1}"
             core.register_plugin(core.get_versions("CPU")["CPU"].description, plugin)
-        found[d] = Logical(plugin, text, properties)
+        found[d] = Logical(plugin, properties)
     return found

@@ -54,6 +54,26 @@ def load(path: str | Path, name: str | None = None, *, dims: Mapping[str, int] |
         return _Reader(model, types, name or Path(path).name.removesuffix(".onnx")).graph()
 
 
+def whole(path: str | Path, dims: Mapping[str, int] | None = None) -> tuple[Any, dict[str, Any]]:
+    """A model with its weights, to be cut up, and its values by name. Nodes have the names of their ops."""
+    with naming(path):
+        values = {value.name: value for value in _typed(_inlined(_parsed(path)), _Dims(dims or {}))}
+        model = _parsed(path, keep_data=True)
+        try:
+            require("onnx", "onnx").load_external_data_for_model(model, str(Path(path).parent))
+        except Exception as error:
+            raise InvalidInput(f"its weights cannot be read: {_brief(error)}") from None
+        model = _inlined(model)
+        for node, name in zip(model.graph.node, node_names(model.graph), strict=True):
+            node.name = name
+        return model, values
+
+
+def names_read(node: Any) -> list[str]:
+    """What a node reads, and what its branches or its body read from around it."""
+    return [key for key in (*node.input, *(name for graph in _inner_graphs(node) for name in _captured(graph))) if key]
+
+
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +265,11 @@ class _Dims:
 
 def _inferred(model: Any, dims: _Dims) -> dict[str, TensorType]:
     """The types of all values, as far as they can be known without running anything."""
+    return {value.name: found for value in _typed(model, dims) if (found := _type_of(value)) is not None}
+
+
+def _typed(model: Any, dims: _Dims) -> list[Any]:
+    """All values, as ONNX describes them."""
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
     if missing := [name for value in graph.input if value.name not in stored for name in dims.fill(value)]:
@@ -265,8 +290,7 @@ def _inferred(model: Any, dims: _Dims) -> dict[str, TensorType]:
             dims.fill(value)
         if not dims.given.keys() & list(dims.names)[before:]:
             break
-    values = (*sketch.graph.input, *sketch.graph.value_info, *sketch.graph.output)
-    return {value.name: found for value in values if (found := _type_of(value)) is not None}
+    return [*sketch.graph.input, *sketch.graph.value_info, *sketch.graph.output]
 
 
 def _with_shapes(model: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,37 +64,14 @@ class OnnxruntimeTarget:
 
     def measure(self, wanted: set[str]) -> Iterator[tuple[str, Timing]]:
         """From the times of the nodes that the runtime made of the ops."""
-        if not wanted:
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            options = self._runtime.SessionOptions()
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "times")
-            session = self._session(options)
-            inputs = _random_inputs(session, self._dims)
-            with told(f"{self.graph.name}: ONNX Runtime cannot run it"):
-                for _ in range(_RUNS):
-                    session.run(None, inputs)
-            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        runs: dict[str, list[float]] = {}
-        for event in events:
-            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-                runs.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
-        made_by = self._makers()
-        kernels = [([_source(node, made_by)], times[2:] or times) for node, times in runs.items()]
-        yield from shared_out(self.graph, kernels, wanted)
+        if wanted:
+            yield from shared_out(self.graph, kernels(self._path, self._session, self._dims), wanted)
 
     def whole(self) -> Timing:
         """Without the profiler."""
         session = self._session(self._runtime.SessionOptions())
-        inputs = _random_inputs(session, self._dims)
+        inputs = random_inputs(session, self._dims)
         return clocked(lambda count: [session.run(None, inputs) for _ in range(count)], _PER_MODEL)
-
-    def _makers(self) -> dict[str, str]:
-        """Output name to the name of the node that makes it."""
-        onnx = require("onnx", "onnx")
-        nodes = onnx.load(self._path, load_external_data=False).graph.node
-        return {output: node.name for node in nodes for output in node.output}
 
     def _session(self, options: Any) -> Any:
         options.log_severity_level = 4  # what fails is raised as well
@@ -103,13 +80,38 @@ class OnnxruntimeTarget:
             return self._runtime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
 
 
+def kernels(
+    path: str, open_session: Callable[[Any], Any], dims: Mapping[str, int], inputs: Mapping[str, Any] | None = None
+) -> list[tuple[list[str], list[float]]]:
+    """Of each kernel that the runtime made of a file, the op that it is called after, and its times."""
+    onnx, runtime = require("onnx", "onnx"), require("onnxruntime", "onnx")
+    with tempfile.TemporaryDirectory() as folder:
+        options = runtime.SessionOptions()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "times")
+        session = open_session(options)
+        with told(f"{path}: ONNX Runtime cannot run it"):
+            given = random_inputs(session, dims) if inputs is None else inputs
+            for _ in range(_RUNS):
+                session.run(None, given)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    runs: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            runs.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    made_by = {output: node.name for node in nodes for output in node.output}
+    return [([_source(node, made_by)], times[2:] or times) for node, times in runs.items()]
+
+
 def _source(node: str, made_by: Mapping[str, str]) -> str:
     """The op that a node is called after: by its name, or by that of its output where the layout was changed."""
     plain = re.sub(r"/\w+Fusion/$", "", node.removeprefix("fused "))
     return made_by.get(plain.removesuffix("_nchwc"), plain)
 
 
-def _random_inputs(session: Any, dims: Mapping[str, int]) -> Mapping[str, Any]:
+def random_inputs(session: Any, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Arrays that a session takes; the same each time."""
     import numpy as np
 
     kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}

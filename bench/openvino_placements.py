@@ -1,0 +1,174 @@
+"""Placements of whole models run by OpenVINO's HETERO on two logical CPUs, one with all cores and one with one thread.
+
+Each device is profiled with the model, the cost of a cut is measured, and the exact plan is run beside each device
+alone and other placements, in turns. Is it ever above the better single device? Is the predicted order the measured?
+
+python bench/openvino_placements.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import openvino
+from openvino import opset13 as ops
+from scipy.stats import spearmanr
+
+import placewise as pw
+from harness import main, progress
+from placewise import Device, Problem, engines, full_mesh, measure, zoo
+from placewise.cluster import Cluster
+from placewise.importers import openvino as importer
+from placewise.machine import usable_cores
+from placewise.measure.openvino import OpenvinoTarget
+from placewise.measure.pytorch import materialised
+from placewise.plans import Plan
+from placewise.simulator import evaluate
+
+DEVICES = {"big": f"CPU:{usable_cores()}", "little": "CPU:1"}
+
+
+def converted(name: str, folder: Path) -> Path:
+    """A model of the zoo with a batch of one."""
+    module, args = zoo.module(name)
+    module, args = materialised(module, tuple(arg[:1] for arg in args), "cpu")
+    made = openvino.convert_model(module, example_input=args, input=[list(arg.shape) for arg in args])
+    openvino.save_model(made, folder / f"{name}.xml", compress_to_fp16=False)
+    return folder / f"{name}.xml"
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each, measured in turns, so that whatever else happens happens to all."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 2):
+        for name, call in calls.items():
+            call()  # what ran before has left its threads and caches
+            began = time.perf_counter()
+            call()
+            if turn >= 2:
+                taken[name].append(time.perf_counter() - began)
+    return taken
+
+
+def by_hand(problem: Problem, placement: Any) -> Plan:
+    placement = np.asarray(placement, np.int32)[problem.first_of_unit][problem.unit]
+    value = float(evaluate(problem, placement).value[0])
+    return Plan(problem, placement, None, value, 0.0, "hand", "0")
+
+
+def cost_of_a_cut(folder: Path, rounds: int) -> tuple[float, float]:
+    """(seconds, seconds per byte) that a cut adds to a chain of convolutions that goes to and fro."""
+    depth, found = 16, []
+    for side in (4, 64):
+        x = given = ops.parameter([1, 64, side, side], np.float32, name="x")
+        for i in range(depth):
+            weight = np.random.default_rng(i).normal(size=(64, 64, 1, 1)).astype(np.float32)
+            x = ops.convolution(x, ops.constant(weight), [1, 1], [0, 0], [0, 0], [1, 1], name=f"conv{i}")
+        path = folder / f"chain{side}.xml"
+        openvino.save_model(openvino.Model([x], [given], "chain"), path, compress_to_fp16=False)
+        box = full_mesh([Device(name, kind="cpu", flops={"default": 1e11}, bandwidth=1e10) for name in DEVICES], 1e10)
+        chain = Problem(importer.load(path).collapse_parameters().graph, box)
+        order = np.argsort(chain.graph.topological_order)
+        with ExitStack() as stack:
+            ways = {"big": 0 * order, "little": 0 * order + 1, "both": order % 2}
+            runs = {
+                name: stack.enter_context(engines.get("openvino").run(by_hand(chain, way), str(path), DEVICES))
+                for name, way in ways.items()
+            }
+            taken = in_turns({name: run.placed for name, run in runs.items()}, 3 * rounds)
+        took = {name: min(times) for name, times in taken.items()}  # what disturbs only adds
+        found.append((4 * 64 * side**2, (took["both"] - (took["big"] + took["little"]) / 2) / (depth - 1)))
+    (small, low), (large, high) = found
+    slope = max((high - low) / (large - small), 0.0)
+    return max(low - slope * small, 1e-6), slope
+
+
+def other_placements(problem: Problem, count: int) -> dict[str, Any]:
+    """Prefixes of the program on one device and the rest on the other; blocks of it in turns; each op by chance."""
+    rng, n = np.random.default_rng(0), problem.num_ops
+    order = np.argsort(problem.graph.topological_order)
+    found: dict[str, Any] = {}
+    for i in range(count):
+        cut = int(rng.integers(1, n))
+        found[f"prefix of {100 * cut // n} % on {'big' if i % 2 else 'little'}"] = (order >= cut) ^ (i % 2 == 0)
+    for blocks in np.geomspace(3, n / 4, count).astype(int).tolist():
+        found[f"{blocks} blocks in turns"] = (order * blocks // n) % 2
+    for share in np.linspace(0.1, 0.9, count).tolist():
+        found[f"{100 * share:.0f} % of all ops on little"] = rng.random(n) < share
+    return found
+
+
+def measure_model(name: str, cut: tuple[float, float], folder: Path, options: argparse.Namespace) -> tuple[Any, Any]:
+    path = converted(name, folder)
+    profiles = {}
+    for device, text in DEVICES.items():
+        progress(f"{name}: profile on {text}")
+        target = OpenvinoTarget(path, name, text)
+        profiles[device] = measure.profile(target, folder=folder)
+    devices = [Device(device, kind="cpu", profile=profile) for device, profile in profiles.items()]
+    box: Cluster = full_mesh(devices, 1 / cut[1] if cut[1] else np.inf, cut[0])
+    graph = importer.load(path, name, fuse=True).collapse_parameters().graph
+    problem = engines.get("openvino").fit(Problem(graph, box))
+    exact = pw.plan(problem, "min-cut")
+    plans = {"exact": exact}
+    others = other_placements(problem, options.placements)
+    zeros = np.zeros(problem.num_ops, np.int32)
+    plans |= {way: by_hand(problem, place) for way, place in {"big": zeros, "little": zeros + 1, **others}.items()}
+    rows, calls, subgraphs = [], {}, {}
+    with ExitStack() as stack:
+        for way, plan in plans.items():
+            progress(f"{name}: compile {way}")
+            run = stack.enter_context(engines.get("openvino").run(plan, str(path), DEVICES))
+            calls[way], subgraphs[way] = run.placed, len(run.subgraphs())
+            for a, b in zip(calls["exact"](), run.placed(), strict=True):
+                if np.abs(a - b).max() > 1e-4 * np.abs(a).max():
+                    raise SystemExit(f"{name}: {way}: outputs differ by {np.abs(a - b).max()} of {np.abs(a).max()}")
+        progress(f"{name}: measure")
+        taken = in_turns(calls, options.rounds)
+    for way, times in taken.items():
+        low, median, high = np.percentile(times, [25, 50, 75]).tolist()
+        rows.append({"placement": way, "subgraphs": subgraphs[way], "predicted ms": 1e3 * plans[way].value,
+                     "measured ms": 1e3 * median, "quartiles": f"{1e3 * low:.3g} to {1e3 * high:.3g}"})  # fmt: skip
+    value = {row["placement"]: row["measured ms"] for row in rows}
+    better = min(("big", "little"), key=lambda device: value[device])
+    ratio = np.array(taken["exact"]) / np.array(taken[better])
+    summary = {
+        "model": name, "exact plan": f"{int((exact.placement == 1).sum())} of {problem.num_ops} ops on little",
+        "big ms": value["big"], "little ms": value["little"], "exact ms": value["exact"],
+        "exact / better": float(np.median(ratio)),
+        "quartiles": "{:.2f} to {:.2f}".format(*np.percentile(ratio, [25, 75])),
+        "rank correlation": float(spearmanr([r["predicted ms"] for r in rows], [r["measured ms"] for r in rows])[0]),
+        "placements": len(rows),
+    }  # fmt: skip
+    return summary, rows
+
+
+def measure_all(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    tables: dict[str, list[dict[str, Any]]] = {}
+    with TemporaryDirectory() as made:
+        progress("what a cut costs")
+        cut = cost_of_a_cut(Path(made), options.rounds)
+        overview = f"a cut costs {1e6 * cut[0]:.0f} us and {1e9 * cut[1]:.3f} ns per byte; medians of {options.rounds}"
+        tables[overview] = []
+        for name in options.models.split(","):
+            summary, rows = measure_model(name, cut, Path(made), options)
+            tables[overview].append(summary)
+            tables[name] = sorted(rows, key=lambda row: row["predicted ms"])
+    return tables
+
+
+if __name__ == "__main__":
+    main(
+        f"OpenVINO HETERO on logical devices: {', '.join(f'{name} {text}' for name, text in DEVICES.items())}",
+        measure_all,
+        models={"default": "inception-v3,resnet-50,bert-base", "help": "of the zoo"},
+        rounds={"type": int, "default": 30, "help": "medians of so many"},
+        placements={"type": int, "default": 5, "help": "of each of three kinds beside exact, big, little"},
+    )

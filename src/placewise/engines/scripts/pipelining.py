@@ -1,0 +1,236 @@
+"""A model as a pipeline over processes, with torch.distributed.pipelining (PyTorch 2.7 or later). Start it with
+
+    torchrun --nproc-per-node PROCESSES this_file.py mymodel:build --check
+
+`build()` in mymodel.py returns (module, args): a model, the same in each process, and a batch for it. For a training
+step it returns (module, args, target, loss), where loss(output, target) is a mean over the batch. `--check` compares
+outputs and gradients with those of the whole model in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import inspect
+import os
+import statistics
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    SplitPoint,
+    pipeline,
+)
+
+# What the plan says: `placewise export --to pipelining` fills it in.
+STAGES: list[list[str]] = []  # the modules of each stage
+RANKS: list[int] = []  # the process that runs each stage
+DEVICES: list[str] = []  # of each process
+LAYERS = ""  # the list of layers, if the model has one
+SCHEDULE = "1f1b"
+MICROBATCHES = 1
+
+
+class Skipped(nn.Module):
+    """Stands for a module of another stage: hands on the hidden state that it is given."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What comes in as numbers goes out; where only ids or positions come in, there is nothing to add."""
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        return next((value for value in given if value.is_floating_point()), torch.zeros(()))
+
+
+class Stage(nn.Module):
+    """Part of a model of transformers, which takes hidden states as `inputs_embeds`."""
+
+    def __init__(self, module: nn.Module, first: bool, names: dict[int, str]) -> None:
+        super().__init__()
+        self.module, self.first = module, first
+        self.names = names  # that weights have in the whole model, by id
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Ids come into the first stage, hidden states into others."""
+        return output_of(self.module(x) if self.first else self.module(inputs_embeds=x))
+
+
+def output_of(found: Any) -> Tensor:
+    """The tensor that a model returns, or the first of several."""
+    tensor: Tensor = found if isinstance(found, Tensor) else found[0]
+    return tensor
+
+
+def kept(module: nn.Module, number: int) -> Stage:
+    """A stage by its layers: the others are taken out, and so are the modules before or after them."""
+    names = {id(weight): name for name, weight in module.named_parameters()}
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    path, holder = LAYERS.split("."), module
+    for part in path:
+        children = list(holder.named_children())
+        inner = next(i for i, (name, _) in enumerate(children) if name == part)
+        for i, (name, child) in enumerate(children):
+            here = i == inner or number == (0 if i < inner else len(STAGES) - 1)
+            # What has no weights is needed everywhere: rotary positions, say. Dropout, once.
+            if not here and (any(True for _ in child.parameters()) or isinstance(child, nn.Dropout)):
+                setattr(holder, name, Skipped())
+        if part != path[-1]:
+            holder = getattr(holder, part)
+    layers = getattr(holder, path[-1])
+    mine = [int(name.removeprefix(f"{LAYERS}.")) for name in STAGES[number] if name.startswith(f"{LAYERS}.")]
+    setattr(holder, path[-1], nn.ModuleList([layers[i] for i in mine]))
+    return Stage(module, number == 0, names)
+
+
+def check_model(module: nn.Module) -> None:
+    """Refuse a model that the plan was not made for."""
+    known = dict(module.named_modules())
+    for name in (name for stage in STAGES for name in stage):
+        if name not in known:
+            sys.exit(f"not the model of this plan: it has no module {name!r}")
+    if LAYERS:
+        listed: Any = known[LAYERS]
+        planned = sum(name.startswith(f"{LAYERS}.") for stage in STAGES for name in stage)
+        if len(listed) != planned:
+            sys.exit(f"not the model of this plan: {LAYERS} has {len(listed)} layers, not {planned}")
+
+
+def stages_of(module: nn.Module, args: tuple[Any, ...], rank: int, device: torch.device) -> list[Any]:
+    """This process's stages, each with a copy of its part of the model."""
+    check_model(module)
+    mine = [number for number, owner in enumerate(RANKS) if owner == rank]
+    if LAYERS and "inputs_embeds" in inspect.signature(module.forward).parameters:
+        parts = {number: kept(copy.deepcopy(module), number).to(device) for number in mine}
+        return [PipelineStage(part, number, len(STAGES), device) for number, part in parts.items()]
+    cuts = {stage[0]: SplitPoint.BEGINNING for stage in STAGES[1:]}
+    chunk = tuple(arg.chunk(MICROBATCHES)[0] if isinstance(arg, Tensor) else arg for arg in args)
+    pipe = pipeline(copy.deepcopy(module), mb_args=chunk, split_spec=cuts)  # it changes the module
+    if pipe.num_stages != len(STAGES):
+        sys.exit(f"the model was cut into {pipe.num_stages} stages, not {len(STAGES)}")
+    return [pipe.build_stage(number, device) for number in mine]
+
+
+def schedule_of(stages: list[Any], loss: Any) -> Any:
+    """What the plan says; without a loss, forward passes alone."""
+    if len(STAGES) > len(DEVICES):
+        return ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=loss)
+    form = Schedule1F1B if SCHEDULE == "1f1b" and loss else ScheduleGPipe
+    return form(stages[0], MICROBATCHES, loss_fn=loss)
+
+
+def check_ties(module: nn.Module) -> None:
+    """Weights that two stages share would get half of their gradient in each."""
+    counts: dict[int, int] = {}
+    for _, weight in module.named_parameters(remove_duplicate=False):
+        counts[id(weight)] = counts.get(id(weight), 0) + 1
+    tied = [name for name, weight in module.named_parameters() if counts[id(weight)] > 1]
+    if tied and len(STAGES) > 1:
+        sys.exit(f"{tied[0]} is tied to another weight, and a pipeline would train them apart: untie them first")
+
+
+def off(found: Tensor, wanted: Tensor, scale: float) -> float:
+    """The largest difference, as a share of `scale`."""
+    return float((found.detach().cpu() - wanted.detach().cpu()).abs().max()) / (scale or 1.0)
+
+
+def gradients_off(stages: list[Any], module: nn.Module) -> float:
+    """Of this process's weights, beside those of the whole model; infinite where one is missing."""
+    wanted = {name: weight.grad for name, weight in module.named_parameters()}
+    scale = max(float(grad.abs().max()) for grad in wanted.values() if grad is not None)
+    worst = 0.0
+    for stage in stages:
+        names = getattr(stage.submod, "names", {})
+        for name, weight in stage.submod.named_parameters():
+            expected = wanted[names.get(id(weight), name)]
+            if expected is None or weight.grad is None:
+                worst = max(worst, 0.0 if expected is weight.grad else float("inf"))
+            else:
+                worst = max(worst, off(weight.grad, expected, scale))
+    return worst
+
+
+def largest(value: float, device: torch.device) -> float:
+    """Of all processes."""
+    found = torch.tensor([value], device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run some steps; 1 where `--check` finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="MODULE:FUNCTION that returns the model and a batch")
+    parser.add_argument("--device", help="for all processes, such as cpu, in place of the plan's")
+    parser.add_argument("--check", action="store_true", help="compare with the whole model in one process")
+    parser.add_argument("--steps", type=int, default=1, help="after a first one")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for another process")
+    options = parser.parse_args(arguments)
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world != len(DEVICES):
+        sys.exit(
+            f"the plan has {len(DEVICES)} processes, and there are {world}: torchrun --nproc-per-node {len(DEVICES)}"
+        )
+    device = torch.device(options.device or DEVICES[rank])
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        sys.exit(f"process {rank} is to use {device}, and there are {torch.cuda.device_count()} here: see --device")
+    sys.path.insert(0, os.getcwd())
+    file, _, function = options.model.partition(":")
+    torch.manual_seed(0)
+    module, args, *training = getattr(importlib.import_module(file), function)()
+    if any(isinstance(arg, Tensor) and len(arg) % MICROBATCHES for arg in args):
+        sys.exit(f"the batch cannot be cut into {MICROBATCHES} equal parts")
+    target: Any
+    loss: Any
+    target, loss = training or (None, None)
+    module.train(bool(training))
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
+    stages = stages_of(module, args, rank, device)
+    if training:
+        check_ties(module)
+    schedule = schedule_of(stages, (lambda out, want: loss(output_of(out), want)) if training else None)
+    first, last = rank == RANKS[0], rank == RANKS[-1]
+    given = tuple(arg.to(device) if isinstance(arg, Tensor) else arg for arg in args) if first else ()
+    times, found = [], None
+    for _ in range(1 + options.steps):
+        for stage in stages:
+            stage.submod.zero_grad()
+        began = time.perf_counter()
+        if training:
+            found = schedule.step(*given, **({"target": target.to(device)} if last else {}))
+        else:
+            with torch.no_grad():
+                found = schedule.eval(*given)
+        times.append(time.perf_counter() - began)
+    if last:
+        print(f"{1e3 * statistics.median(times[1:] or times):.3f} ms a step")
+    if not options.check:
+        return 0
+    with torch.set_grad_enabled(bool(training)):
+        expected = output_of(module(*args))
+    wrong = off(output_of(found), expected, float(expected.detach().abs().max())) if last else 0.0
+    if training:
+        loss(expected, target).backward()
+        wrong = max(wrong, gradients_off(stages, module))
+    wrong = largest(wrong, device)
+    if last:
+        what = "outputs and gradients" if training else "outputs"
+        print(f"{what} differ from those of one process by at most {wrong:.1e} of the largest value")
+    return int(not wrong < 1e-4)
+
+
+if __name__ == "__main__":
+    code = main()
+    dist.destroy_process_group()
+    sys.exit(code)

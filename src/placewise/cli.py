@@ -208,6 +208,7 @@ def _problem(
     from placewise.files import load_problem
 
     limits = _pairs(max_memory.split(",") if max_memory else [], "--max-memory")
+    told = engines.get(engine) if engine is not None else None
     with terminal.heard():
         problem = load_problem(
             model,
@@ -220,10 +221,10 @@ def _problem(
             max_memory={
                 device: _quantity(limit, "bytes", f"--max-memory {device}={limit}") for device, limit in limits.items()
             },
-            place_parameters=place_parameters,
+            place_parameters=place_parameters or (told is not None and told.places_parameters),
         )
-    if engine is not None:
-        problem = engines.get(engine).fit(problem)
+    if told is not None:
+        problem = told.fit(problem)
     return replace(problem, execution=_execution(problem.execution, execution)) if execution else problem
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placewise.executor import PlacedModule
+    from placewise.offload import Offload
     from placewise.simulator.timeline import Timeline
 
 
@@ -85,22 +86,44 @@ class Plan:
         names = self.problem.cluster.device_names
         return dict(zip(self.problem.graph.op_names, (names[d] for d in self.placement.tolist()), strict=True))
 
+    @overload
+    def apply(self, module: nn.Module, *, devices: Mapping[str, str] | None = None) -> Offload: ...
+
+    @overload
     def apply(
         self,
         module: nn.Module,
-        args: Sequence[Any] = (),
+        args: Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
         *,
         devices: Mapping[str, str] | None = None,
         threads: int | None = None,
-    ) -> PlacedModule:
-        """The PyTorch module, called as before, run over the plan's devices (see `executor.placed`)."""
+    ) -> PlacedModule: ...
+
+    def apply(
+        self,
+        module: nn.Module,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        devices: Mapping[str, str] | None = None,
+        threads: int | None = None,
+    ) -> PlacedModule | Offload:
+        """The PyTorch module, called as before, run over the plan's devices.
+
+        With arguments such as it is called with, each of its ops runs where the plan has it (`executor.placed`).
+        Without, the plan is one of `--engine torch-offload`, and the module itself runs so (`offload.offloaded`).
+        """
         from placewise.importers import require
 
         require("torch", "torch")
+        if args is None and kwargs is None:
+            from placewise.offload import offloaded
+
+            return offloaded(self, module, devices=devices)
         from placewise.executor import placed
 
-        return placed(self, module, args, kwargs, devices=devices, threads=threads)
+        return placed(self, module, args or (), kwargs, devices=devices, threads=threads)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained JSON file (gzip if the name ends in .gz); see `Plan.load`."""

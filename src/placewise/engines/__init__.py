@@ -72,18 +72,25 @@ class Engine(NamedTuple):
     fit: Callable[[Problem], Problem]
     run: Runner | None = None
     write: Writer | None = None
+    places_parameters: bool = False  # whether weights may be elsewhere than the ops that read them
 
 
 _registered: dict[str, Engine] = {}
 
 
 def engine(
-    name: str, *, fit: Callable[[Problem], Problem], run: Runner | None = None, write: Writer | None = None
+    name: str,
+    *,
+    fit: Callable[[Problem], Problem],
+    run: Runner | None = None,
+    write: Writer | None = None,
+    places_parameters: bool = False,
 ) -> Callable[[Callable[[Plan], str]], Callable[[Plan], str]]:
     """Register the function that writes a plan for an engine; the first line of its docstring says what it writes."""
 
     def register(export: Callable[[Plan], str]) -> Callable[[Plan], str]:
-        _registered[name] = Engine(name, (export.__doc__ or "").partition("\n")[0], export, fit, run, write)
+        summary = (export.__doc__ or "").partition("\n")[0]
+        _registered[name] = Engine(name, summary, export, fit, run, write, places_parameters)
         return export
 
     return register

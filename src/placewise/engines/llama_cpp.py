@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from placewise.engines import engine
-from placewise.engines.pieces import Pieces, pieces, tied, together
+from placewise.engines.pieces import Pieces, feed_forward, pieces, tied, together
 from placewise.engines.ranks import accelerator_number, check_language_model
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
-
-_FEED_FORWARD: Final = re.compile(r"\.(mlp|feed_forward|ffn|block_sparse_moe)(\.|$)")
 
 
 def layers_and_feed_forward(problem: Problem) -> Problem:
@@ -25,7 +21,7 @@ def layers_and_feed_forward(problem: Problem) -> Problem:
     """
     found = pieces(problem.graph)
     check_layers(problem, found)
-    feed = _is_feed_forward(problem, found)
+    feed = feed_forward(problem.graph, found) != ""
     label = np.where(feed, len(found.names) + found.of_op, tied(problem.graph, found))
     others = (device.name for device in problem.cluster.devices if device.kind not in ("cpu", "gpu"))
     forbidden = tuple(dict.fromkeys((*problem.forbidden, *others)))
@@ -43,7 +39,7 @@ def llama_cpp(plan: Plan) -> str:
     """
     problem, found = plan.problem, pieces(plan.problem.graph)
     check_layers(problem, found)
-    feed = _is_feed_forward(problem, found)
+    feed = feed_forward(problem.graph, found) != ""
     cluster = problem.cluster
     host = [device.kind == "cpu" for device in cluster.devices]
     rest = [_device(plan, (found.of_op == piece) & ~feed, found.names[piece]) for piece in found.layers]
@@ -88,17 +84,6 @@ def check_layers(problem: Problem, found: Pieces) -> None:
     if not found.layers:
         raise Unsupported(f"{problem.graph.name!r:.60} has no list of layers that llama.cpp could place")
     check_language_model(problem)
-
-
-def _is_feed_forward(problem: Problem, found: Pieces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    layers = set(found.layers)
-    return np.array(
-        [
-            piece in layers and bool(_FEED_FORWARD.search(module))
-            for piece, module in zip(found.of_op.tolist(), problem.graph.op_modules, strict=True)
-        ],
-        np.bool_,
-    )
 
 
 def _device(plan: Plan, ops: np.ndarray[tuple[int], np.dtype[np.bool_]], name: str) -> int | None:

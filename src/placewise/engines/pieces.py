@@ -20,6 +20,7 @@ from placewise.plans import Plan
 from placewise.problem import Problem
 
 _ENTRY: Final = re.compile(r"((?:[^.]+\.)*?[^.]+)\.(\d+)(?:\.|$)")
+_FEED_FORWARD: Final = re.compile(r"(.*?\.(?:mlp|feed_forward|ffn|block_sparse_moe))(?:\.|$)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,16 @@ def _layers(graph: Graph, names: tuple[str, ...], of_op: Ints) -> tuple[int, ...
             lists.setdefault(head, []).append(piece)
     heaviest = max(lists.values(), key=lambda members: total[members].sum(), default=[])
     return tuple(sorted(heaviest, key=lambda piece: int(names[piece].rpartition(".")[2])))
+
+
+def feed_forward(graph: Graph, found: Pieces) -> NDArray[Any]:
+    """[N] of ops in the feed-forward block of a layer (its experts are part of it): the path of the block; else ""."""
+    layers = set(found.layers)
+    blocks = [
+        match[1] if piece in layers and (match := _FEED_FORWARD.match(module)) else ""
+        for piece, module in zip(found.of_op.tolist(), graph.op_modules, strict=True)
+    ]
+    return np.array(blocks, object)
 
 
 # ---- problems of pieces ----------------------------------------------------------------------------------------------

@@ -1,0 +1,517 @@
+"""PyTorch models that do not fit a GPU, run as a plan of `--engine torch-offload` says, on the model itself.
+
+Each part of the model is resident on a device, or its weights are at home on another (the host) and are streamed to
+where it computes: through a ring of as many buffers as the plan's `prefetch`, each filled while earlier parts compute.
+Hooks do all of it, so `model(...)` and `model.generate(...)` work as before; caches are kept where a layer computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from placewise.costs import LABELS, Costs
+from placewise.engines.torch_offload import AFTER, WEIGHTS, modes
+from placewise.errors import InvalidInput, PlacewiseError
+from placewise.plans import Plan
+from placewise.ports import event, stream, torch_devices
+from placewise.problem import Problem
+from placewise.quantities import format_bytes
+
+#: Where each weight begins in a buffer, in bytes: copies and kernels like round addresses.
+_ALIGNED = 256
+
+
+def offloaded(plan: Plan, module: nn.Module, *, devices: Mapping[str, str] | None = None) -> Offload:
+    """Have the module run as the plan says; the module itself is changed. For inference: weights get no gradients."""
+    return Offload(plan, module, torch_devices(plan, devices or {}))
+
+
+class Took(NamedTuple):
+    """A part in one run."""
+
+    part: str
+    device: str
+    seconds: float
+
+
+@dataclass(eq=False)
+class _Part:
+    """A module, where it computes, and where its weights are."""
+
+    path: str
+    module: nn.Module
+    compute: int
+    home: int
+    weights: list[nn.Parameter]
+    inner: _Part | None = None  # its feed-forward block
+    early: bool = False  # whether its weights are no longer read once the feed-forward block begins
+    number: int = -1  # in its ring; -1 = resident
+    source: torch.Tensor | None = None  # all weights in a row, at home
+    notes: list[Any] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(_padded(weight) for weight in self.weights)
+
+
+class Offload:
+    """A model that runs as a plan says. `close` makes it a plain one again, on the CPU."""
+
+    def __init__(self, plan: Plan, module: nn.Module, homes: Sequence[torch.device]) -> None:
+        self.plan, self.module, self._homes = plan, module, homes
+        self._names = plan.problem.cluster.device_names
+        self._parts = _parts(plan, module)
+        self._rings: dict[int, _Ring] = {}
+        self._hooks: list[Any] = []
+        self._clock: list[Took] | None = None
+        self.held = self._held()  # bytes of weights and buffers by device, counted
+        self._check_room()
+        try:
+            self._place()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self.close()
+            raise PlacewiseError(f"a device has not enough memory for the plan: {error}"[:300]) from None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.module(*args, **kwargs)
+
+    def __enter__(self) -> Offload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No more hooks, and all weights on the CPU."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for ring in self._rings.values():
+            ring.close()
+        for part in self._parts:
+            if part.source is not None:
+                _spread(part.weights, part.source.to("cpu"))
+                part.source, part.number = None, -1
+        self._rings = {}
+        self.module.to("cpu")
+
+    def timed(self, call: Callable[[], Any]) -> list[Took]:
+        """How long each part took in a call of the model: without the wait for others, and without its inner part."""
+        self._clock, taken = [], self._clock
+        try:
+            call()
+            for home in {home for home in self._homes if home.type == "cuda"}:
+                torch.cuda.synchronize(home)
+            for part in self._parts:
+                spans = [_seconds(*note) for note in part.notes]
+                inner = [_seconds(*note) for note in part.inner.notes] if part.inner else [0.0] * len(spans)
+                for span, within in zip(spans, inner, strict=True):
+                    self._clock.append(Took(part.path, self._names[part.compute], max(0.0, span - within)))
+            for part in self._parts:
+                part.notes.clear()
+            return self._clock
+        finally:
+            self._clock = taken
+
+    # ---- memory ----
+
+    def _held(self) -> dict[str, float]:
+        held = dict.fromkeys(self._names, 0.0)
+        window = self.plan.problem.execution.prefetch
+        rings: dict[int, list[int]] = {}
+        for part in self._parts:
+            held[self._names[part.home]] += part.bytes
+            if part.home != part.compute:
+                slots = rings.setdefault(part.compute, [0] * window)
+                number = sum(other.number >= 0 and other.compute == part.compute for other in self._parts)
+                part.number = number
+                slots[number % window] = max(slots[number % window], part.bytes)
+        for d, slots in rings.items():
+            held[self._names[d]] += sum(slots)
+            self._rings[d] = _Ring(self._homes[d], slots)
+        return held
+
+    def _check_room(self) -> None:
+        """Weights and buffers, with the caches and the workspace that the plan counts, must fit."""
+        graph, cluster = self.plan.problem.graph, self.plan.problem.cluster
+        weights = np.array([name.endswith(WEIGHTS) for name in graph.op_names])
+        for d, device in enumerate(cluster.devices):
+            here = (self.plan.placement == d) & ~weights
+            beside = float(graph.resident_bytes[here].sum() + graph.scratch[here].max(initial=0.0))
+            need = self.held[device.name] + beside
+            if need > device.memory:
+                raise InvalidInput(
+                    f"{device.name} would hold {format_bytes(need)}, with buffers for what is streamed, and has "
+                    f"{format_bytes(device.memory)}: plan with less memory (--max-memory) or a smaller prefetch"
+                )
+
+    def _place(self) -> None:
+        """Weights to their homes, or into the ring; what no part has goes with the first part."""
+        self.module.requires_grad_(False)
+        with torch.no_grad():
+            for part in self._parts:
+                home = self._homes[part.home]
+                if part.number < 0:
+                    for weight in part.weights:
+                        weight.data = weight.data.to(home)
+                    continue
+                ring = self._rings[part.compute]
+                part.source = _row(part.weights, part.bytes, home, pinned=self._homes[part.compute].type == "cuda")
+                ring.add(part)
+        placed = {id(weight) for part in self._parts for weight in part.weights}
+        for part in self._parts:  # inner parts come after the parts that they are in, and have the last word
+            for name, buffer in part.module.named_buffers():
+                _set_buffer(part.module, name, buffer.to(self._homes[part.compute]))
+        for weight in self.module.parameters():
+            if id(weight) not in placed:
+                weight.data = weight.data.to(self._homes[self._parts[0].compute])
+        for part in self._parts:
+            self._hook(part)
+        self._hooks += [
+            self.module.register_forward_pre_hook(self._enter_model, with_kwargs=True),
+            self.module.register_forward_hook(self._leave_model, with_kwargs=True),
+        ]
+        for ring in self._rings.values():
+            ring.start()
+
+    # ---- running ----
+
+    def _hook(self, part: _Part) -> None:
+        home, outer = self._homes[part.compute], next((p for p in self._parts if p.inner is part), None)
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if outer is not None and outer.early and outer.number >= 0:
+                self._rings[outer.compute].release(outer)
+            moved = _moved(args, home), _moved(kwargs, home)
+            if part.number >= 0:
+                self._rings[part.compute].acquire(part)
+            if self._clock is not None:
+                part.notes.append([_now(home)])
+            return moved
+
+        def leave(_: nn.Module, __: Any, result: Any) -> Any:
+            if self._clock is not None:
+                part.notes[-1].append(_now(home))
+            late = part.inner is None or not part.early
+            if part.number >= 0 and late:
+                self._rings[part.compute].release(part)
+            return _moved(result, self._homes[outer.compute]) if outer is not None else result
+
+        self._hooks += [
+            part.module.register_forward_pre_hook(enter, with_kwargs=True),
+            part.module.register_forward_hook(leave),
+        ]
+
+    def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next((t for t in _tensors((args, kwargs))), None)
+        self._asked_on = None if given is None else given.device
+
+    def _leave_model(self, _: nn.Module, __: Any, ___: Any, result: Any) -> Any:
+        return result if self._asked_on is None else _moved(result, self._asked_on)
+
+
+# ---- streaming -------------------------------------------------------------------------------------------------------
+
+
+class _Ring:
+    """Buffers on a device, filled one after the other with the weights of the parts that stream through it.
+
+    The part with number k is always in buffer k modulo their count, so its weights are views that never change. A
+    buffer is filled anew when the part before in it has been released; that goes on over the end of a run, as the next
+    run begins with the first part again.
+    """
+
+    def __init__(self, device: torch.device, sizes: Sequence[int]) -> None:
+        self._device, self._sizes = device, sizes
+        self._parts: list[_Part] = []
+        self._buffers: list[torch.Tensor] = []
+        self._loaded = [-1] * len(sizes)  # the part that is in each buffer, or on its way
+        self._busy = [False] * len(sizes)  # whether it is being read
+        self._used = [True] * len(sizes)  # whether it has been read since it came
+        self._next = 0
+        self._copier: _Copier = _CudaCopier(device, len(sizes)) if device.type == "cuda" else _Copier(len(sizes))
+
+    def add(self, part: _Part) -> None:
+        if not self._buffers:
+            self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in self._sizes]
+        self._parts.append(part)
+        _spread(part.weights, self._buffers[part.number % len(self._sizes)])
+
+    def start(self) -> None:
+        self._ahead()
+
+    def acquire(self, part: _Part) -> None:
+        """Work that follows finds the part's weights in its buffer."""
+        slot = part.number % len(self._sizes)
+        if self._loaded[slot] != part.number:  # the model does not come to its parts as expected
+            if self._busy[slot]:
+                raise PlacewiseError(f"{part.path} needs a buffer that is in use: plan with a larger prefetch")
+            self._fetch(part.number)
+            self._next = part.number + 1
+        self._busy[slot] = True
+        self._copier.wait(slot)
+
+    def release(self, part: _Part) -> None:
+        """Its weights are no longer read, once the work so far is done."""
+        slot = part.number % len(self._sizes)
+        if self._busy[slot]:
+            self._busy[slot], self._used[slot] = False, True
+            self._copier.done(slot)
+            self._ahead()
+
+    def close(self) -> None:
+        self._copier.close()
+
+    def _ahead(self) -> None:
+        """Begin to fetch what comes next, as long as there are buffers for it."""
+        for _ in self._sizes:
+            number = self._next % len(self._parts)
+            slot = number % len(self._sizes)
+            if self._loaded[slot] == number or self._busy[slot] or not self._used[slot]:
+                return
+            self._fetch(number)
+            self._next = number + 1
+
+    def _fetch(self, number: int) -> None:
+        slot, source = number % len(self._sizes), self._parts[number].source
+        assert source is not None
+        self._loaded[slot], self._used[slot] = number, False
+        self._copier.copy(slot, source, self._buffers[slot][: len(source)])
+
+
+class _Copier:
+    """Copies beside the work, in a thread."""
+
+    def __init__(self, slots: int) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="placewise copies")
+        self._coming: list[Future[Any] | None] = [None] * slots
+
+    def copy(self, slot: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Begin."""
+        self._coming[slot] = self._pool.submit(self._copied, source, target)
+
+    @staticmethod
+    def _copied(source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def wait(self, slot: int) -> None:
+        """Until the copy to a buffer is through."""
+        coming = self._coming[slot]
+        if coming is not None:
+            coming.result()
+
+    def done(self, slot: int) -> None:
+        """The buffer has been read."""
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+class _CudaCopier(_Copier):
+    """Copies on a stream of their own; nobody waits but the streams."""
+
+    def __init__(self, device: torch.device, slots: int) -> None:
+        self._device, self._stream = device, stream(device)
+        self._arrived = [event() for _ in range(slots)]
+        self._read = [event() for _ in range(slots)]
+
+    def copy(self, slot: int, source: torch.Tensor, target: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._read[slot])
+            target.copy_(source, non_blocking=True)
+            self._arrived[slot].record(self._stream)
+
+    def wait(self, slot: int) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._arrived[slot])
+
+    def done(self, slot: int) -> None:
+        self._read[slot].record(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+# ---- parts of a model ------------------------------------------------------------------------------------------------
+
+
+def _parts(plan: Plan, module: nn.Module) -> list[_Part]:
+    """In the order in which the model comes to them."""
+    graph, cluster = plan.problem.graph, plan.problem.cluster
+    found, modules = modes(plan), dict(module.named_modules())
+    missing = next((path for path in found if path not in modules), None)
+    if missing is not None:
+        raise InvalidInput(f"not the model of this plan: it has no module {missing!r:.80}")
+    empty = next((name for name, weight in module.named_parameters() if weight.is_meta), None)
+    if empty is not None:
+        raise InvalidInput(f"the model has no values to run with: {empty} is on the meta device")
+    parts: dict[str, _Part] = {}
+    claimed: set[int] = set()
+    for path in sorted(found, key=len, reverse=True):  # blocks before the layers that they are in
+        weights = [weight for weight in modules[path].parameters() if id(weight) not in claimed]
+        claimed.update(id(weight) for weight in weights)
+        compute, home = (cluster.device_index(found[path][key]) for key in ("compute", "weights"))
+        parts[path] = _Part(path, modules[path], compute, home, weights)
+    readers = _readers_after(plan)
+    for path, part in parts.items():
+        outer = next((parts[other] for other in parts if path.startswith(f"{other}.")), None)
+        if outer is not None:
+            outer.inner, outer.early = part, outer.path not in readers
+    sizes = dict(zip(graph.op_names, graph.resident_bytes.tolist(), strict=True))
+    for path, part in parts.items():
+        planned, real = sizes.get(path + WEIGHTS), sum(w.numel() * w.element_size() for w in part.weights)
+        if planned is not None and planned != real:
+            raise InvalidInput(
+                f"not the model of this plan: {path} has weights of {format_bytes(real)}, not {format_bytes(planned)}"
+            )
+    return [parts[path] for path in found]
+
+
+def _readers_after(plan: Plan) -> set[str]:
+    """Parts whose weights are read after their feed-forward block too."""
+    graph = plan.problem.graph
+    edges = zip(graph.edge_producer.tolist(), graph.consumers.tolist(), strict=True)
+    names = graph.op_names
+    return {names[a].removesuffix(WEIGHTS) for a, b in edges if names[a].endswith(WEIGHTS) and names[b].endswith(AFTER)}
+
+
+def _padded(weight: torch.Tensor) -> int:
+    size = weight.numel() * weight.element_size()
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _row(weights: Sequence[torch.Tensor], size: int, home: torch.device, pinned: bool) -> torch.Tensor:
+    """All weights in one buffer at their home; pinned, if a GPU fetches them from a CPU."""
+    row = torch.empty(size, dtype=torch.uint8, device=home, pin_memory=pinned and home.type == "cpu")
+    for weight, view in zip(weights, _views(weights, row), strict=True):
+        view.copy_(weight)
+    return row
+
+
+def _views(weights: Sequence[torch.Tensor], row: torch.Tensor) -> Iterator[torch.Tensor]:
+    begin = 0
+    for weight in weights:
+        size = weight.numel() * weight.element_size()
+        yield row[begin : begin + size].view(weight.dtype).view(weight.shape)
+        begin += _padded(weight)
+
+
+def _spread(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
+    """Have the weights look at their places in a buffer."""
+    for weight, view in zip(weights, list(_views(weights, row)), strict=True):
+        weight.data = view
+
+
+def _set_buffer(module: nn.Module, path: str, value: torch.Tensor) -> None:
+    owner, _, name = path.rpartition(".")
+    module.get_submodule(owner)._buffers[name] = value
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, and those in lists and dicts, on a device. Caches are objects, and stay."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device == device else value.to(device)
+    if isinstance(value, tuple):
+        moved = [_moved(part, device) for part in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
+    if isinstance(value, list):
+        return [_moved(part, device) for part in value]
+    if isinstance(value, dict):
+        for key in list(value):  # outputs of transformers are dicts with fields: they are changed in place
+            part = _moved(value[key], device)
+            if part is not value[key]:
+                value[key] = part
+    return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+
+
+def _now(home: torch.device) -> Any:
+    if home.type != "cuda":
+        return time.perf_counter()
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record(torch.cuda.current_stream(home))
+    return mark
+
+
+def _seconds(began: Any, ended: Any) -> float:
+    return float(ended - began) if isinstance(began, float) else float(began.elapsed_time(ended)) / 1e3
+
+
+# ---- measured --------------------------------------------------------------------------------------------------------
+
+
+def measured(
+    problem: Problem,
+    module: nn.Module,
+    call: Callable[[], Any],
+    *,
+    devices: Mapping[str, str] | None = None,
+    rounds: int = 5,
+    alike: int = 4,
+) -> Problem:
+    """The problem (of `--engine torch-offload`) with the times that its parts take in a call of the model, measured.
+
+    On each device in turn: parts that do the same as others are measured for `alike` of them, all with their weights
+    there; the rest of the model is on the first CPU meanwhile. Of `rounds` calls the median counts.
+    """
+    graph, cluster = problem.graph, problem.cluster
+    host = next((d for d, device in enumerate(cluster.devices) if device.kind == "cpu"), 0)
+    seconds, label = problem.costs.seconds.copy(), problem.costs.label.copy()
+    for d in range(cluster.num_devices):
+        placement = np.full(graph.num_ops, host, np.int32)
+        if d != host:
+            placement[_some_of_each(problem, d, alike)] = d
+        probe = Plan(problem, placement, None, 0.0, 0.0, "probe", "")
+        with offloaded(probe, module, devices=devices) as placed, torch.no_grad():
+            call()
+            taken = [took for _ in range(rounds) for took in placed.timed(call)]
+        by_signature: dict[str, list[float]] = {}
+        for took in taken:
+            if took.device == cluster.device_names[d]:
+                by_signature.setdefault(graph.op_signatures[graph.op_index(took.part)], []).append(took.seconds)
+        for op, signature in enumerate(graph.op_signatures):
+            if signature in by_signature and graph.op_modules[op] and not graph.op_names[op].endswith(AFTER):
+                seconds[op, d] = np.median(by_signature[signature])
+                label[op, d] = LABELS.index("measured")
+        for op, name in enumerate(graph.op_names):
+            if name.endswith(AFTER):  # it is part of what was measured
+                seconds[op, d] = 0.0
+    return replace(problem, costs=Costs.create(seconds, label))
+
+
+def _some_of_each(problem: Problem, device: int, alike: int) -> list[int]:
+    """Ops of so many parts of each kind, with their weights and groups, as far as the device has room."""
+    graph, room = problem.graph, 0.9 * float(problem.capacity[device])
+    weights = {name.removesuffix(WEIGHTS): op for op, name in enumerate(graph.op_names) if name.endswith(WEIGHTS)}
+    kinds: dict[str, list[int]] = {}
+    for op, signature in enumerate(graph.op_signatures):
+        if graph.op_modules[op] and not graph.is_stored[op] and not graph.op_names[op].endswith(AFTER):
+            kinds.setdefault(signature, []).append(op)
+    chosen: dict[int, None] = {}
+    for turn in range(alike):  # one of each kind, then another of each, so that none is left out for lack of room
+        for op in (ops[turn] for ops in kinds.values() if turn < len(ops)):
+            unit = np.flatnonzero(problem.unit == problem.unit[op]).tolist()
+            unit += [weights[graph.op_names[member]] for member in unit if graph.op_names[member] in weights]
+            size = float(graph.resident_bytes[[member for member in unit if member not in chosen]].sum())
+            if size <= room:
+                room -= size
+                chosen.update(dict.fromkeys(unit))
+    return list(chosen)

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from placewise import Budget, Problem, engines, plan  # noqa: E402
+from placewise import offload as offloading  # noqa: E402
+from placewise.cluster import Device, full_mesh  # noqa: E402
+from placewise.engines.torch_offload import AFTER, WEIGHTS, modes  # noqa: E402
+from placewise.errors import InvalidInput, PlacewiseError, Unsupported  # noqa: E402
+from placewise.importers.transformers import from_transformers  # noqa: E402
+from placewise.plans import Plan  # noqa: E402
+from placewise.simulator import evaluate, violations  # noqa: E402
+
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "dtype": "float32",
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+CONFIGS = {
+    "dense": transformers.LlamaConfig(**SIZES),
+    "experts": transformers.MixtralConfig(**SIZES, num_local_experts=4),
+    "tied": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "norms after": transformers.Gemma2Config(**SIZES, head_dim=8),
+}
+#: What the "GPU" and the "CPU" of the tests are to torch.
+BOTH_ON_CPU = {"gpu": "cpu"}
+
+
+def model_of(kind):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).eval()
+    for weight in model.parameters():
+        weight.data.normal_(0, 0.3)
+    return model
+
+
+def problem_of(kind, share=0.5, *, decode=True, link=2e9, prefetch=2, gpu=2e11):
+    """A GPU with so much of the weights as memory, and a host."""
+    graph = from_transformers(CONFIGS[kind], prompt=16, decode=decode)
+    memory = share * graph.resident_bytes.sum()
+    cluster = full_mesh(
+        [Device("gpu", memory=memory, flops={"default": gpu}, bandwidth=2e10, launch=1e-7),
+         Device("cpu", kind="cpu", flops={"default": 1e10}, bandwidth=1e9, launch=1e-7)], link, 1e-7,
+    )  # fmt: skip
+    problem = Problem(graph, cluster)
+    fitted = engines.get("torch-offload").fit(problem)
+    return replace(fitted, execution=replace(fitted.execution, prefetch=prefetch))
+
+
+def by_hand(problem, mode):
+    """mode: module -> (device that computes, device of the weights)."""
+    graph, placement = problem.graph, np.zeros(problem.num_ops, np.int32)
+    for op, (name, module) in enumerate(zip(graph.op_names, graph.op_modules, strict=True)):
+        compute, home = mode(module) if module else mode("model.embed_tokens")
+        placement[op] = home if name.endswith(WEIGHTS) else compute
+    return Plan(problem, placement, None, float(evaluate(problem, placement).value[0]), 0.0, "hand", "0")
+
+
+def random_modes(seed, gpus=(0,)):
+    rng = np.random.default_rng(seed)
+    chosen = {}
+
+    def mode(module):
+        if module == "lm_head":
+            module = "model.embed_tokens"  # tied, in one of the models
+        if module not in chosen:
+            kind, gpu = rng.integers(0, 3), int(rng.choice(gpus))
+            chosen[module] = [(gpu, gpu), (1, 1), (gpu, 1)][kind]
+            if module == "model.embed_tokens":
+                chosen[module] = (chosen[module][0],) * 2
+        return chosen[module]
+
+    return mode
+
+
+def tokens(model):
+    prompt = torch.arange(1, 8)[None] % 100
+    return model.generate(prompt, max_new_tokens=6, do_sample=False)
+
+
+# ---- problems --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+@pytest.mark.parametrize("decode", [False, True])
+def test_parts_keep_the_work_and_the_weights(kind, decode):
+    whole = from_transformers(CONFIGS[kind], prompt=16, decode=decode)
+    fitted = problem_of(kind, decode=decode)
+    graph = fitted.graph
+    assert graph.flops.sum() == pytest.approx(whole.flops.sum())
+    assert graph.resident_bytes.sum() == pytest.approx(whole.resident_bytes.sum())
+    streamable = [name for name in graph.op_names if name.endswith(WEIGHTS)]
+    assert len(streamable) == 12 + 2 * (kind in ("dense", "experts"))  # of tied pieces, none
+    for i in range(6):
+        names = [f"model.layers.{i}{end}" for end in ("", AFTER)]
+        units = {int(fitted.unit[graph.op_index(name)]) for name in names}
+        assert len(units) == 1
+    assert fitted.num_ops < 0.5 * whole.num_ops
+
+
+def test_the_workspace_of_a_part_is_counted():
+    """Two tensors of 100 and 60 bytes live at once inside a part; a third of 30 comes when the first is gone."""
+    from placewise.engines.torch_offload import _workspace
+    from placewise.graph import Graph
+    from placewise.transforms import contract
+
+    graph = Graph.create(
+        op_names=list("abcd"), tensor_producer=[0, 1, 2, 3], tensor_bytes=[100.0, 60.0, 30.0, 7.0],
+        edge_tensor=[0, 1, 2], edge_consumer=[1, 2, 3],
+    )  # fmt: skip
+    label = np.zeros(4, np.int64)
+    assert _workspace(graph, label, contract(graph, label).graph).tolist() == [160.0]
+
+
+def test_throughput_and_other_models_are_refused():
+    fit = engines.get("torch-offload").fit
+    problem = problem_of("dense")
+    with pytest.raises(Unsupported, match="one request at a time"):
+        fit(replace(problem, objective="throughput"))
+    assert fit(problem) is problem
+    from placewise import zoo
+
+    with pytest.raises(Unsupported, match="no list of layers"):
+        fit(Problem(zoo.load("inception-v3"), problem.cluster))
+
+
+def test_planners_mix_modes_as_the_link_has_it():
+    """A fast link: what does not fit is streamed. A slow one: it is computed where it is."""
+    used = {}
+    for link in (1e8, 1e12):
+        found = plan(problem_of("dense", link=link), "auto", budget=Budget(evaluations=3000))
+        assert violations(found.problem, found.placement) == []
+        used[link] = {tuple(entry.values()) for entry in modes(found).values()}
+    assert ("gpu", "cpu") in used[1e12]
+    assert ("gpu", "cpu") not in used[1e8]
+    assert used[1e8] >= {("gpu", "gpu"), ("cpu", "cpu")}
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+@pytest.mark.parametrize("seed", range(3))
+def test_outputs_and_tokens_are_those_of_the_model(kind, seed):
+    model = model_of(kind)
+    prompt = torch.arange(1, 8)[None]
+    with torch.no_grad():
+        wanted, written = model(prompt).logits, tokens(model)
+    found = by_hand(problem_of(kind, share=9.0, prefetch=2 + seed), random_modes(seed))
+    with found.apply(model, devices=BOTH_ON_CPU) as placed:
+        with torch.no_grad():
+            torch.testing.assert_close(placed(prompt).logits, wanted)
+            torch.testing.assert_close(model(prompt).logits, wanted)  # again, with what was fetched ahead
+        assert torch.equal(tokens(model), written)
+    with torch.no_grad():  # and when it is over
+        torch.testing.assert_close(model(prompt).logits, wanted)
+    assert not any(weight.is_pinned() for weight in model.parameters())
+
+
+def test_a_planned_mix_runs():
+    model = model_of("experts")
+    written = tokens(model)
+    found = plan(problem_of("experts", share=0.55, link=2e10), "auto", budget=Budget(evaluations=2000))
+    told = {tuple(entry.values()) for entry in modes(found).values()}
+    assert ("gpu", "gpu") in told
+    assert len(told) > 1
+    with found.apply(model, devices=BOTH_ON_CPU) as placed:
+        assert torch.equal(tokens(model), written)
+        assert placed.held["gpu"] <= found.problem.capacity[0]
+
+
+def test_copies_that_are_late_are_waited_for(monkeypatch):
+    copied = offloading._Copier._copied
+
+    def slow(source, target):
+        time.sleep(0.01)
+        copied(source, target)
+
+    monkeypatch.setattr(offloading._Copier, "_copied", staticmethod(slow))
+    model = model_of("dense")
+    written = tokens(model)
+    found = by_hand(problem_of("dense", share=9.0), lambda module: (0, 1 if "layers" in module else 0))
+    with found.apply(model, devices=BOTH_ON_CPU):
+        assert torch.equal(tokens(model), written)
+
+
+def test_modules_out_of_turn_are_fetched_when_they_come():
+    model = model_of("dense")
+    found = by_hand(problem_of("dense", share=9.0), lambda module: (0, 1 if "layers" in module else 0))
+    block, x = model.model.layers[4].mlp, torch.randn(1, 3, 32)
+    with torch.no_grad():
+        wanted = block(x)
+        with found.apply(model, devices=BOTH_ON_CPU):
+            torch.testing.assert_close(block(x), wanted)
+            torch.testing.assert_close(block(x), wanted)
+            tokens(model)
+            torch.testing.assert_close(model.model.layers[2].mlp(x), model.model.layers[2].mlp(x))
+
+
+def test_only_the_ring_and_the_residents_are_on_the_device():
+    """Memory is counted: what is resident, and two buffers as large as the largest parts that stream through them."""
+    model = model_of("dense")
+    found = by_hand(
+        problem_of("dense", share=9.0),
+        lambda module: (0, 1 if module.startswith("model.layers.") and "0" not in module else 0),
+    )
+    size = {name: sum(w.numel() * 4 for w in part.parameters()) for name, part in model.named_modules()}
+    layer, block = size["model.layers.0"], size["model.layers.0.mlp"]
+    with found.apply(model, devices=BOTH_ON_CPU) as placed:
+        rest = size["model.embed_tokens"] + size["lm_head"] + size["model.norm"] + layer
+        assert placed.held["gpu"] == pytest.approx(rest + (layer - block) + block, rel=1e-2)  # weights are aligned
+        assert placed.held["cpu"] == pytest.approx(5 * layer, rel=1e-2)
+        buffers = {buffer.data_ptr() for ring in placed._rings.values() for buffer in ring._buffers}
+        homes = {weight.untyped_storage().data_ptr() for weight in model.model.layers[3].parameters()}
+        assert homes <= buffers
+        assert len(buffers) == 2
+
+
+def test_fetches_keep_to_the_window():
+    """The k-th part is fetched when the one two before it has been released, and not before."""
+    order = []
+    model = model_of("dense")
+    found = by_hand(problem_of("dense", share=9.0), lambda module: (0, 1 if "layers" in module else 0))
+    with found.apply(model, devices=BOTH_ON_CPU) as placed:
+        (ring,) = placed._rings.values()
+        fetch, release = ring._fetch, ring.release
+        ring._fetch = lambda number: (order.append(("fetch", number)), fetch(number))
+        ring.release = lambda part: (order.append(("release", part.number)), release(part))
+        with torch.no_grad():
+            model(torch.arange(4)[None])
+    fetched = [number for what, number in order if what == "fetch"]
+    assert fetched == [*range(2, 12), 0, 1]
+    for at, (what, number) in enumerate(order):
+        if what == "fetch":
+            assert ("release", (number - 2) % 12) in order[:at]
+
+
+def test_a_plan_over_the_memory_is_refused():
+    found = by_hand(problem_of("dense", share=0.5), lambda module: (0, 0))
+    with pytest.raises(InvalidInput, match=r"gpu would hold .*, and has .*: plan with less memory"):
+        found.apply(model_of("dense"), devices=BOTH_ON_CPU)
+
+
+def test_other_models_and_plans_are_refused():
+    found = by_hand(problem_of("dense", share=9.0), lambda module: (0, 0))
+    with pytest.raises(InvalidInput, match=r"it has no module 'model\.layers\.5"):
+        found.apply(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 5})),
+                    devices=BOTH_ON_CPU)  # fmt: skip
+    with pytest.raises(InvalidInput, match="has weights of"):
+        found.apply(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | {"intermediate_size": 48})),
+                    devices=BOTH_ON_CPU)  # fmt: skip
+    with torch.device("meta"), pytest.raises(InvalidInput, match="meta device"):
+        found.apply(transformers.LlamaForCausalLM(CONFIGS["dense"]), devices=BOTH_ON_CPU)
+    graph = from_transformers(CONFIGS["dense"], prompt=8)
+    ops = Plan(Problem(graph, found.problem.cluster), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+    with pytest.raises(InvalidInput, match="plan with `--engine torch-offload`"):
+        ops.apply(model_of("dense"), devices=BOTH_ON_CPU)
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidInput, match="torch sees 0 CUDA devices"):
+            found.apply(model_of("dense"))
+
+
+def test_a_full_device_leaves_a_plain_model(monkeypatch):
+    model = model_of("dense")
+    written = tokens(model)
+    found = by_hand(problem_of("dense", share=9.0), lambda module: (0, 1 if "layers.3" in module else 0))
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(offloading._Ring, "add", full)
+    with pytest.raises(PlacewiseError, match="not enough memory"):
+        found.apply(model, devices=BOTH_ON_CPU)
+    assert torch.equal(tokens(model), written)
+
+
+# ---- measured --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_measured_times_replace_modelled_ones(kind):
+    model = model_of(kind)
+    problem = problem_of(kind, share=0.6)
+    with torch.no_grad():
+        found = offloading.measured(problem, model, lambda: model(torch.arange(4)[None]), devices=BOTH_ON_CPU, rounds=2)
+    graph = found.graph
+    parts = [op for op, module in enumerate(graph.op_modules)
+             if module and not graph.is_stored[op] and not graph.op_names[op].endswith(AFTER)]  # fmt: skip
+    assert (found.costs.label[parts] == 2).all()
+    assert (found.costs.seconds[parts] > 0).all()
+    alike = [graph.op_index(f"model.layers.{i}.mlp") for i in range(6)]
+    assert len({tuple(found.costs.seconds[op]) for op in alike}) == 1

@@ -1,0 +1,68 @@
+"""Profile, plan, verify, plan again: predicted beside measured on two logical devices of this CPU, round by round.
+
+In round 1 the times are guesses; each later one has what the rounds before it measured. "off" is how far the measured
+time is from the predicted one, in each round; the other figures are of the last. "alone" puts
+all ops on one device, "split" is what `auto` finds, "random" a placement by chance.
+
+python bench/verify.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from harness import main
+from placewise import Budget, Device, Problem, full_mesh, plan, zoo
+from placewise.plans import Plan
+from placewise.simulator import simulate
+from placewise.verify import verify
+
+MODELS = ("alexnet", "squeezenet", "googlenet", "resnet-50", "inception-v3", "bert-base", "gpt-2", "rnnlm")
+BOX = full_mesh(
+    [Device(f"half{i}", "cpu", 8 * 2**30, {"default": 5e10}, 1e10) for i in range(2)], 1e12, 5e-6, name="halves"
+)
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    with TemporaryDirectory() as folder:
+        os.environ["PLACEWISE_PROFILES"] = folder
+        return [row for model in args.models or MODELS for row in _loop(model, args)]
+
+
+def _loop(model: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    graph = zoo.load(model).collapse_parameters().graph
+    for way in ("alone", "split", "random"):
+        clusters, offs = [BOX], []
+        for _ in range(args.rounds):
+            made = _planned(engines.get(args.engine).fit(Problem(graph, clusters[-1])), way)
+            seen = verify(made, model, engine=args.engine, seconds=args.seconds, keep=clusters.append)
+            offs.append(seen.placed.seconds / seen.predicted - 1)
+        yield {
+            "model": model, "placement": way, "predicted ms": round(1e3 * seen.predicted, 1),
+            "measured ms": round(1e3 * seen.placed.seconds, 1), "plain ms": round(1e3 * seen.plain.seconds, 1),
+        } | {f"off {i}": f"{off:+.0%}" for i, off in enumerate(offs, 1)}  # fmt: skip
+
+
+def _planned(problem: Problem, way: str) -> Plan:
+    if way == "split":
+        return plan(problem, "auto", budget=Budget(evaluations=2000))
+    rng = np.random.default_rng(0)
+    of_unit = rng.integers(0, 2, problem.num_units) * (way == "random")
+    placement = of_unit.astype(np.int32)[problem.unit]
+    return Plan(problem, placement, None, simulate(problem, placement).value, 0.0, way, "0")
+
+
+if __name__ == "__main__":
+    settings = {
+        "models": {"nargs": "*", "help": "of the zoo"},
+        "engine": {"default": "torch"},
+        "rounds": {"type": int, "default": 3},
+        "seconds": {"type": float, "default": 3.0, "help": "of measuring, for each verification"},
+    }
+    main("Predicted beside measured", measure, **settings)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from harness import main
-from placewise import Budget, Device, Problem, full_mesh, plan, zoo
+from placewise import Budget, Device, Problem, engines, full_mesh, plan, zoo
 from placewise.plans import Plan
 from placewise.simulator import simulate
 from placewise.verify import verify

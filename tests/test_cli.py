@@ -6,8 +6,6 @@ import json
 import os
 import pty
 import re
-import runpy
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,14 +15,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.cells import cell_len
 
+from commands import COMMANDS, ROOT, assert_80_columns, without_compiling
 from placewise import cli, planners, zoo
 from placewise.cluster import Cluster, Device, full_mesh
 from placewise.costs import Costs
 from placewise.driver import DEFAULT_PLANNER, Context, Outcome
-from placewise.driver import plan as plan_of
-from placewise.files import bundled_boxes, load_cluster, load_graph, load_plan, load_problem, save_problem
+from placewise.files import bundled_boxes, load_plan, save_problem
 from placewise.graph import GraphBuilder
 from placewise.plans import Plan
 from placewise.problem import OBJECTIVES, Execution, Problem
@@ -32,37 +29,7 @@ from placewise.quantities import LARGEST
 from placewise.report.table import describe_comparison, describe_import, describe_profile, fullest_device, table
 from placewise.simulator import simulate
 
-ROOT = Path(__file__).parent.parent
-COMMANDS = [
-    "plan", "compare", "simulate", "check", "explain", "export", "engines", "planners", "devices", "import", "profile",
-    "zoo", "train",
-]  # fmt: skip
 ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
-
-
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    """Run a command in an empty folder; gives the exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # `main` has its own
-
-    def run(*args: str | Path) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["placewise", *map(str, args)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return SimpleNamespace(code=stopped.value.code, out=out, err=without_compiling(err))
-
-    return run
-
-
-def without_compiling(err: str) -> str:
-    """What was said, except that something is being compiled, which a machine under load may say at any time."""
-    return "".join(line for line in err.splitlines(keepends=True) if not line.startswith("preparing "))
 
 
 def diamond(**settings) -> Problem:
@@ -86,11 +53,6 @@ def problem(tmp_path) -> Path:
 def plan(run, problem) -> Path:
     assert run("plan", problem, "--planner", "heft").code == 0
     return problem.parent / "plan.json"
-
-
-def assert_80_columns(text: str) -> None:
-    too_long = [line for line in text.splitlines() if cell_len(line) > 80]
-    assert not too_long
 
 
 # ---- help ------------------------------------------------------------------------------------------------------------
@@ -808,92 +770,3 @@ def test_progress_is_shown_on_a_terminal_and_stays_off_stdout(problem, tmp_path)
     assert json.loads(out)["planner"] == "random"
     assert b"evaluations" in shown
     assert b"wrote plan.json" in shown
-
-
-# ---- what the documentation shows ------------------------------------------------------------------------------------
-
-
-def fences(path: str, language: str) -> list[str]:
-    text = (ROOT / path).read_text()
-    return [body for found, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if found == language]
-
-
-def readme_commands() -> list[str]:
-    lines = [line for block in fences("README.md", "") for line in block.splitlines()]
-    return [line for line in lines if line.startswith("placewise ")]
-
-
-def test_the_readme_shows_every_command():
-    assert {line.split()[1] for line in readme_commands()} == set(COMMANDS)
-
-
-def test_the_commands_of_the_readme_run(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path / "profiles"))
-    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10}
-    for line in readme_commands():
-        args = shlex.split(line, comments=True)[1:]
-        if args[0] in ("plan", "compare", "profile"):
-            args += ["--budget", "0.3s"]
-        if args[0] == "import":
-            Path(args[1]).write_text(json.dumps(config))
-        result = run(*args)
-        assert result.code == 0, f"{line}: {result.err}"
-        assert_80_columns(result.out)
-
-
-def test_the_python_of_the_readme_runs(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    five_lines, example = fences("README.md", "python")
-    exec(five_lines, {})
-    assert load_plan("plan.json").planner == "heft"
-    assert example.strip() in (ROOT / "examples/my_planner.py").read_text()
-
-
-def test_the_example_runs_and_beats_random(monkeypatch):
-    done = subprocess.run([sys.executable, ROOT / "examples/my_planner.py"], capture_output=True, text=True, check=True)
-    assert "by sweep" in done.stdout
-    monkeypatch.setattr(planners, "_registered", planners.available())
-    runpy.run_path(str(ROOT / "examples/my_planner.py"))
-    for model in ("inception-v3", "llama-3-8b", "llama-3-8b-decode"):
-        ours, random = (plan_of(load_problem(model, "two-gpus-one-host"), name).value for name in ("sweep", "random"))
-        assert ours < random
-
-
-def test_the_planner_of_the_docs_runs():
-    (code,) = fences("docs/add-a-planner.md", "python")
-    script = (
-        code
-        + """
-import placewise as pw
-print(pw.plan(pw.load_problem("inception-v3", "four-gpus"), "my-idea", budget=pw.Budget(evaluations=20)).summary())
-"""
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "by my-idea" in done.stdout
-
-
-def test_the_python_page_of_the_docs_runs(tmp_path):
-    """Every snippet, one after the other, as a reader would type them."""
-    script = "\n".join(fences("docs/python-api.md", "python"))
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "inception-v3 on two-gpus-one-host" in done.stdout
-
-
-def test_the_files_of_the_docs_load(tmp_path):
-    graph, whole, instance, partitioning = fences("docs/file-formats.md", "json")
-    (tmp_path / "graph.json").write_text(graph)
-    assert load_graph(tmp_path / "graph.json").num_edges == 2
-    for name, text in (("whole", whole), ("instance", instance), ("partitioning", partitioning)):
-        (tmp_path / f"{name}.json").write_text(text)
-        assert plan_of(load_problem(tmp_path / f"{name}.json"), "single").value > 0
-    for page in ("docs/file-formats.md", "README.md"):
-        (cluster,) = fences(page, "yaml")
-        (tmp_path / "box.yaml").write_text(cluster)
-        assert load_cluster(tmp_path / "box.yaml").device_names == ("gpu0", "cpu")
-
-
-def test_links_in_the_documents_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,145 @@
+"""What the README and the docs show: every command runs, every snippet runs, every file loads, every link leads on."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import COMMANDS, ROOT, assert_80_columns
+from placewise import planners
+from placewise.driver import plan as plan_of
+from placewise.files import load_cluster, load_graph, load_plan, load_problem
+
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in ROOT.glob("docs/*.md"))]
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 100, "max_position_embeddings": 8192,
+}  # fmt: skip
+#: So that a page takes seconds: what a command is given besides, or instead.
+SHORT = {
+    "plan": ("--budget", "0.3s"), "compare": ("--budget", "0.1s"), "profile": ("--budget", "0.3s"),
+    "train": ("--evaluations", "50"), "verify": ("--budget", "0.1s", "--within", "1000"),
+}  # fmt: skip
+
+
+def fences(path: str, language: str) -> list[str]:
+    text = (ROOT / path).read_text()
+    return [body for found, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S) if found == language]
+
+
+def commands_of(page: str) -> list[str]:
+    """Lines of unmarked blocks that begin with a command; a table of times may begin so, too."""
+    lines = [line for block in fences(page, "") for line in block.splitlines()]
+    return [line for line in lines if re.match(rf"placewise ({'|'.join(COMMANDS)}) (?!.*  )", line + " ")]
+
+
+def test_the_readme_shows_every_command():
+    assert {line.split()[1] for line in commands_of("README.md")} == set(COMMANDS)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """The files that the pages speak of as the reader's own, small."""
+    import onnx
+    import openvino
+    import torch
+
+    folder = tmp_path_factory.mktemp("models")
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    torch.export.save(torch.export.export(module, (torch.ones(8, 8),)), folder / "model.pt2")
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["batch", 8]) for name in "xy")
+    weight = onnx.helper.make_tensor("w", 1, [8, 8], [0.5] * 64)
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    graph = onnx.helper.make_graph([node], "model", [x], [y], [weight])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10),
+              folder / "model.onnx")  # fmt: skip
+    openvino.save_model(openvino.convert_model(module, example_input=torch.ones(8, 8), input=[[8, 8]]),
+                        folder / "model.xml")  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    shutil.copy(ROOT / "src/placewise/learned/policies/placeto.safetensors", folder / "mine.safetensors")
+    (folder / "Meta-Llama-3-8B").mkdir()
+    (folder / "Meta-Llama-3-8B" / "config.json").write_text(json.dumps(LLAMA))
+    return folder
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)])
+def test_the_commands_of_a_page_run(run, models, page, monkeypatch, tmp_path):
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path / "profiles"))
+    shutil.copytree(models, ".", dirs_exist_ok=True)
+    for name, text in zip(("box.yaml", "graph.json"), (*fences(page, "yaml"), *fences(page, "json")), strict=False):
+        Path(name).write_text(text)
+    for line in commands_of(page):
+        args = shlex.split(line, comments=True)[1:]
+        result = run(*args, *SHORT.get(args[0], ()))
+        if "cuda:" in line and result.code == 2:
+            assert "CUDA" in result.err  # there is none here
+            continue
+        assert result.code == 0, f"{line}: {result.err}"
+        if args[0] != "export":
+            assert_80_columns(result.out)
+
+
+def test_the_python_of_the_readme_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    five_lines, example = fences("README.md", "python")
+    exec(five_lines, {})
+    assert load_plan("plan.json").planner == "heft"
+    assert example.strip() in (ROOT / "examples/my_planner.py").read_text()
+
+
+def test_the_example_runs_and_beats_random(monkeypatch):
+    done = subprocess.run([sys.executable, ROOT / "examples/my_planner.py"], capture_output=True, text=True, check=True)
+    assert "by sweep" in done.stdout
+    monkeypatch.setattr(planners, "_registered", planners.available())
+    runpy.run_path(str(ROOT / "examples/my_planner.py"))
+    for model in ("inception-v3", "llama-3-8b", "llama-3-8b-decode"):
+        ours, random = (plan_of(load_problem(model, "two-gpus-one-host"), name).value for name in ("sweep", "random"))
+        assert ours < random
+
+
+def test_the_planner_of_the_docs_runs():
+    (code,) = fences("docs/add-a-planner.md", "python")
+    script = (
+        code
+        + """
+import placewise as pw
+print(pw.plan(pw.load_problem("inception-v3", "four-gpus"), "my-idea", budget=pw.Budget(evaluations=20)).summary())
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "by my-idea" in done.stdout
+
+
+def test_the_python_page_of_the_docs_runs(tmp_path):
+    """Every snippet, one after the other, as a reader would type them."""
+    script = "\n".join(fences("docs/python-api.md", "python"))
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "inception-v3 on two-gpus-one-host" in done.stdout
+
+
+def test_the_files_of_the_docs_load(tmp_path):
+    graph, whole, instance, partitioning = fences("docs/file-formats.md", "json")
+    (tmp_path / "graph.json").write_text(graph)
+    assert load_graph(tmp_path / "graph.json").num_edges == 2
+    for name, text in (("whole", whole), ("instance", instance), ("partitioning", partitioning)):
+        (tmp_path / f"{name}.json").write_text(text)
+        assert plan_of(load_problem(tmp_path / f"{name}.json"), "single").value > 0
+    for page in ("docs/file-formats.md", "README.md"):
+        (cluster,) = fences(page, "yaml")
+        (tmp_path / "box.yaml").write_text(cluster)
+        assert load_cluster(tmp_path / "box.yaml").device_names == ("gpu0", "cpu")
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -64,7 +64,6 @@ def models(tmp_path_factory) -> Path:
     openvino.save_model(openvino.convert_model(module, example_input=torch.ones(8, 8), input=[[8, 8]]),
                         folder / "model.xml")  # fmt: skip
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    shutil.copy(ROOT / "src/placewise/learned/policies/placeto.safetensors", folder / "mine.safetensors")
     (folder / "Meta-Llama-3-8B").mkdir()
     (folder / "Meta-Llama-3-8B" / "config.json").write_text(json.dumps(LLAMA))
     return folder

@@ -150,17 +150,15 @@ class TorchRun:
 
     def times(self) -> Iterable[tuple[str, str, Timing]]:
         """Of each op, the median over some runs and over ops with the same signature."""
-        from placewise.measure import Timing
+        from placewise.measure import timing_of
 
-        graph, names = self._plan.problem.graph, self._plan.problem.cluster.device_names
+        graph = self._plan.problem.graph
         signature = dict(zip(graph.op_names, graph.op_signatures, strict=True))
         seen: dict[tuple[str, str], list[float]] = {}
         for ran in (ran for each in self._measured() for ran in each if signature.get(ran.op)):
-            key = str(self._homes[names.index(ran.device)]), signature[ran.op]
-            seen.setdefault(key, []).append(ran.seconds)
+            seen.setdefault((ran.device, signature[ran.op]), []).append(ran.seconds)
         for (device, of_op), seconds in seen.items():
-            low, median, high = np.percentile(seconds, [25, 50, 75]).tolist()
-            yield device, of_op, Timing(median, (high - low) / max(median, 1e-12))
+            yield device, of_op, timing_of(seconds)
 
     def _measured(self) -> list[list[Ran]]:
         import torch

@@ -31,8 +31,10 @@ import slots as parts_slots
 from harness import main, progress
 from placewise import Budget, Device, Plan, Problem, full_mesh, plan, zoo
 from placewise.costs import Costs
+from placewise.errors import NoFeasiblePlan
 from placewise.graph import GraphBuilder
 from placewise.importers import dnn_partitioning
+from placewise.importers.training import mirrored
 from placewise.problem import Execution
 from placewise.simulator import evaluate
 
@@ -126,8 +128,22 @@ def replication(options: argparse.Namespace) -> Iterator[Row]:
             yield given | solved(name, options, pipeline=pipeline, replicate=True, microbatches=16)
 
 
+def in_flight(options: argparse.Namespace) -> Iterator[Row]:
+    """All ops of a training step of GPT-2, 8 samples, on 6 equal devices: with samples in flight in memory or not."""
+    flight: Row = {"in_flight": "pipeline"}
+    cases: dict[str, Row] = {"one": {}, "in flight": flight, "recomputed": flight | {"recompute": True}}
+    for gibibytes in (4.0, 1.0):
+        for pipeline in ("1f1b", "gpipe"):
+            for replicate in (False, True):
+                for title, settings in cases.items():
+                    given: Row = {"pipeline": pipeline, "replicate": replicate, "microbatches": 8} | settings
+                    row = measured(_on_equal, (gibibytes, given, options.seconds))
+                    shown = {"GiB": f"{gibibytes:g}", "pipeline": pipeline, "replicas": "yes" if replicate else "no"}
+                    yield shown | {"samples": title} | row
+
+
 def models(options: argparse.Namespace) -> Iterator[Row]:
-    """All ops of large models on 8 devices, no two alike, with links of 25 GB/s."""
+    """All ops of large models on 8 devices, no two alike, with links of 25 GB/s; training in steps of 16 samples."""
     for model, overlap in (("llama-3-8b", False), ("llama-3-8b", True), ("nmt-8", False), ("nmt-8-train", False)):
         if options.inputs and model not in options.inputs:
             continue
@@ -138,7 +154,8 @@ def models(options: argparse.Namespace) -> Iterator[Row]:
 SECTIONS: Final[dict[str, Callable[[argparse.Namespace], Iterator[Row]]]] = {
     "contiguous": contiguous, "linear": linear, "training": training, "noncontiguous": noncontiguous,
     "latency": latency, "own-latency": own_latency, "corrected": corrected,
-    "corrected-noncontiguous": corrected_noncontiguous, "replication": replication, "models": models,
+    "corrected-noncontiguous": corrected_noncontiguous, "replication": replication, "in-flight": in_flight,
+    "models": models,
 }  # fmt: skip
 
 
@@ -200,10 +217,26 @@ def _on_unequal(model: str, overlap: bool, seconds: float) -> Row:
         Device(f"gpu{i}", memory=24 * 2**30, flops={"default": tera * 1e12}, bandwidth=giga * 1e9, launch=5e-6)
         for i, (tera, giga) in enumerate(rates)
     ]
-    execution = Execution(contention="none", overlap=overlap, staged=True)
+    execution = Execution(contention="none", overlap=overlap, staged=True, microbatches=16)
     cluster = full_mesh(devices, 25e9, 10e-6)
     problem = Problem(graph, cluster, objective="throughput", contiguous=True, execution=execution)
     return _plan(problem, "ideals", seconds)[1]
+
+
+def _on_equal(gibibytes: float, settings: dict[str, Any], seconds: float) -> Row:
+    graph = mirrored(zoo.load("gpt-2"), "adam", colocate=True).collapse_parameters().graph
+    rates: dict[str, Any] = {"flops": {"default": 50e12}, "bandwidth": 900e9, "launch": 5e-6}
+    cluster = full_mesh([Device(f"gpu{i}", memory=gibibytes * 2**30, **rates) for i in range(6)], 25e9, 10e-6)
+    execution = Execution(contention="none", overlap=False, staged=True, **settings)
+    problem = Problem(graph, cluster, objective="throughput", contiguous=True, execution=execution)
+    try:
+        found, row = _plan(problem, "ideals", seconds)
+    except NoFeasiblePlan:
+        return {"ms": "-", "proved": "none found"}
+    return {key: row[key] for key in ("ms", "proved")} | {
+        "stages": len(np.unique(found.placement)),
+        "CPU s": row["CPU s"],
+    }
 
 
 def _plan(problem: Problem, planner: str, seconds: float) -> tuple[Plan, Row]:
@@ -230,7 +263,7 @@ def _tiny(problem: Problem) -> Problem:
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[Row]]:
-    if options.section != "models" and "PLACEWISE_DATA" not in os.environ:
+    if options.section not in ("models", "in-flight") and "PLACEWISE_DATA" not in os.environ:
         sys.exit("set PLACEWISE_DATA to the folder that holds dnn-partitioning/")
     tables: dict[str, list[Row]] = {}
     for section in SECTIONS if options.section == "all" else (options.section,):

@@ -323,6 +323,21 @@ def test_circles_are_put_into_the_order_of_the_data():
     assert (row.tolist(), cuts.tolist()) == ([0, 2, 1], [0, 1, 2, 3])
 
 
+def test_what_sends_more_than_it_reads_comes_late():
+    """Four steps of 1 s in a row; each hands 1/8 of a second of data to an op of 1 s, which hands 5 s of it to the end.
+
+    Cut where the program is, a device pays for some of the 5 s; with all four late, only for four times 1/8.
+    """
+    edges = [(0, 2), (2, 4), (4, 6), *((i, i + 1) for i in (0, 2, 4, 6)), *((i, 8) for i in (1, 3, 5, 7))]
+    problem = problem_of(
+        [[1.0] * 2] * 8 + [[0.0] * 2], sorted(edges), sizes=[0.125, 5.0] * 4 + [0.0], objective="throughput",
+        contiguous=True, execution=Execution(overlap=False, contention="none"),
+    )  # fmt: skip
+    assert program(problem)[0].tolist() == list(range(9))
+    assert program(problem, pipeline.late)[0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8]
+    assert plan(problem, "pipeline-dp").value == 4 + 4 / 8 == brute_force(problem)[0]
+
+
 def test_what_only_runs_backward_is_folded_to_where_it_exchanges_most():
     """Forward 0, 1, 2; backward 3 reads 9 bytes of op1, op4 reads 9 bytes of op0; the update op5 reads op4."""
     edges = [(0, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 4), (4, 5)]

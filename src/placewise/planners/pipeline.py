@@ -82,7 +82,7 @@ def _with_fellow_readers(problem: Problem, first: NDArray[np.int64]) -> NDArray[
     return place
 
 
-def _late(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
+def late(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
     """[units] the places of units, of those that send more than they read right before the first that reads them.
 
     So the logits of all steps come after the decoder, though each is there as soon as its step is.
@@ -237,7 +237,7 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
     orders, every = _device_orders(problem)
     most = int(np.clip((2 * _STEPS / orders.pairs) ** 0.5, 8, _MOST_CUTS))
     for lenient in (False, True):
-        for reorder in (None, _with_fellow_readers, _late):
+        for reorder in (None, _with_fellow_readers, late):
             if reorder and ctx.should_stop():
                 break
             row, cuts = program(problem, reorder)

@@ -143,6 +143,24 @@ def test_planners_mix_modes_as_the_link_has_it():
     assert used[1e8] >= {("gpu", "gpu"), ("cpu", "cpu")}
 
 
+def test_a_mix_of_phases_takes_the_plan_with_the_least_sum():
+    """Many tokens want parts on the CPU, a prompt wants them streamed."""
+    from placewise.engines.torch_offload import best_for_mix
+
+    phases = [problem_of("dense", decode=decode, link=3e8) for decode in (False, True)]
+    prompt, token = (by_hand(p, lambda m, mode=mode: mode if ".layers." in m else (0, 0))
+                     for p, mode in zip(phases, ((0, 1), (1, 1)), strict=True))  # fmt: skip
+    times = np.array([
+        [float(evaluate(p, by_hand(p, lambda m, mode=mode: mode if ".layers." in m else (0, 0)).placement).value[0])
+         for p in phases] for mode in ((0, 1), (1, 1))
+    ])  # fmt: skip
+    assert times[0, 0] < times[1, 0]
+    assert times[0, 1] > times[1, 1]
+    for count in (0.01, 1, 100):
+        wanted = (prompt, token)[int((times @ [1, count]).argmin())]
+        assert best_for_mix([(prompt, 1), (token, count)]) is wanted
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +299,66 @@ def test_a_full_device_leaves_a_plain_model(monkeypatch):
     assert torch.equal(tokens(model), written)
 
 
+# ---- the same plan for others ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_exports_as_a_device_map_and_as_flags(capsys):
+    """accelerate and llama.cpp are told where weights are; accelerate computes what is on "cpu" on the GPU."""
+    import json
+
+    def mode(module):
+        layer = module.split(".")[2] if ".layers." in module else ""
+        return {"1": (0, 1), "2": (1, 1), "3": (0, 1 if module.endswith("mlp") else 0)}.get(layer, (0, 0))
+
+    found = by_hand(problem_of("dense", share=9.0), mode)
+    places = json.loads(engines.get("accelerate").export(found))
+    assert [places[f"model.layers.{i}"] for i in range(6)] == [0, "cpu", "cpu", "cpu", 0, 0]
+    assert places["lm_head"] == 0
+    assert "computes it on the GPU" in capsys.readouterr().err
+    assert engines.get("llama.cpp").export(found) == (
+        "-ngl 7 -ot 'blk\\.(3)\\.ffn_(up|down|gate).*=CPU,blk\\.(1|2)\\.=CPU'\n"
+    )
+
+
+def test_accelerate_runs_the_map():
+    accelerate = pytest.importorskip("accelerate")
+    import json
+
+    model = model_of("dense")
+    written = tokens(model)
+    found = by_hand(problem_of("dense", share=9.0), lambda module: (0, 1) if ".layers.2" in module else (0, 0))
+    places = json.loads(engines.get("accelerate").export(found))
+    on_cpu = dict.fromkeys(places, "cpu")
+    on_cpu["model.layers.2"] = "disk"
+    accelerate.utils.check_device_map(model, places)
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        placed = accelerate.dispatch_model(model, on_cpu, main_device="cpu", offload_dir=folder)
+        assert torch.equal(tokens(placed), written)
+
+
+def test_the_page_of_the_docs_runs(tmp_path, monkeypatch):
+    """Its commands with few evaluations instead of seconds, then its Python on the logical devices of a CPU."""
+    import re
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    page = (Path(__file__).parents[1] / "docs" / "does-not-fit.md").read_text(encoding="utf-8")
+    (config,) = re.findall(r"^```json\n(.*?)^```", page, re.M | re.S)
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(config, encoding="utf-8")
+    for line in commands.splitlines():
+        words = line.replace("--budget 20s", "--evaluations 300").split()
+        done = subprocess.run([sys.executable, "-c", "from placewise.cli import main; main()", *words[1:]],
+                              capture_output=True, text=True)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    exec(code.replace("plan.apply(model)", "plan.apply(model, devices={'gpu0': 'cpu'})"), {})
+
+
 # ---- measured --------------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +367,9 @@ def test_measured_times_replace_modelled_ones(kind):
     model = model_of(kind)
     problem = problem_of(kind, share=0.6)
     with torch.no_grad():
-        found = offloading.measured(problem, model, lambda: model(torch.arange(4)[None]), devices=BOTH_ON_CPU, rounds=2)
+        found = offloading.measured(
+            problem, model, lambda _: model(torch.arange(4)[None]), devices=BOTH_ON_CPU, rounds=2
+        )
     graph = found.graph
     parts = [op for op, module in enumerate(graph.op_modules)
              if module and not graph.is_stored[op] and not graph.op_names[op].endswith(AFTER)]  # fmt: skip

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -461,8 +462,9 @@ def _seconds(began: Any, ended: Any) -> float:
 def measured(
     problem: Problem,
     module: nn.Module,
-    call: Callable[[], Any],
+    call: Callable[[Any], Any],
     *,
+    prepare: Callable[[], Any] = lambda: None,
     devices: Mapping[str, str] | None = None,
     rounds: int = 5,
     alike: int = 4,
@@ -470,7 +472,8 @@ def measured(
     """The problem (of `--engine torch-offload`) with the times that its parts take in a call of the model, measured.
 
     On each device in turn: parts that do the same as others are measured for `alike` of them, all with their weights
-    there; the rest of the model is on the first CPU meanwhile. Of `rounds` calls the median counts.
+    there; the rest of the model is on the first CPU meanwhile. Of `rounds` calls the median counts. What `prepare`
+    returns (a cache, say) is made anew for each device, and is what the call is given.
     """
     graph, cluster = problem.graph, problem.cluster
     host = next((d for d, device in enumerate(cluster.devices) if device.kind == "cpu"), 0)
@@ -481,8 +484,9 @@ def measured(
             placement[_some_of_each(problem, d, alike)] = d
         probe = Plan(problem, placement, None, 0.0, 0.0, "probe", "")
         with offloaded(probe, module, devices=devices) as placed, torch.no_grad():
-            call()
-            taken = [took for _ in range(rounds) for took in placed.timed(call)]
+            given = prepare()
+            call(given)
+            taken = [took for _ in range(rounds) for took in placed.timed(partial(call, given))]
         by_signature: dict[str, list[float]] = {}
         for took in taken:
             if took.device == cluster.device_names[d]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 
 from placewise.costs import Costs
 from placewise.engines import engine
-from placewise.engines.pieces import device_of_pieces, pieces, tied, together
+from placewise.engines.pieces import Pieces, device_of_pieces, pieces, tied, together
 from placewise.engines.ranks import accelerator_number
+from placewise.engines.torch_offload import at_homes
 from placewise.errors import Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
@@ -32,7 +34,8 @@ def whole_modules(problem: Problem) -> Problem:
         if problem.graph.resident_bytes.sum() > _FULL * room:
             raise Unsupported(
                 f"the weights of {problem.graph.name!r:.60} do not fit the accelerators, and what accelerate leaves in "
-                "host memory it copies for each use: plan with --engine llama.cpp, or with more accelerators"
+                "host memory it copies for each use: plan with --engine torch-offload (whose plans this export takes "
+                "too), with --engine llama.cpp, or with more accelerators"
             )
         seconds = np.where(np.array(hosts)[None, :] & ~problem.graph.is_stored[:, None], np.inf, problem.costs.seconds)
         problem = replace(problem, costs=Costs.create(seconds, problem.costs.label))
@@ -50,9 +53,22 @@ def accelerate(plan: Plan) -> str:
     cluster, found = plan.problem.cluster, pieces(plan.problem.graph)
     if not found.names:
         raise Unsupported(f"{plan.problem.graph.name!r:.60} has no modules that accelerate could place")
-    devices = device_of_pieces(plan, found, "accelerate")
+    at_home = at_homes(plan)
+    devices = device_of_pieces(plan, found, "accelerate") if at_home is plan else _whole_layers(at_home, found)
     places: dict[str, int | str] = {}
     for name, device in zip(found.names, devices, strict=True):
         host = cluster.devices[device].kind == "cpu"
         places[name] = "cpu" if host else accelerator_number(cluster, device)
     return json.dumps(places, indent=1) + "\n"
+
+
+def _whole_layers(plan: Plan, found: Pieces) -> list[int]:
+    """Where the weights of each piece are; of a layer that is split, in host memory."""
+    print(
+        'note: accelerate copies what is on "cpu" for each use and computes it on the GPU; the plan may compute it on '
+        "the CPU, or stream it ahead of time, which Plan.apply does",
+        file=sys.stderr,
+    )
+    host = [device.kind == "cpu" for device in plan.problem.cluster.devices]
+    used = [np.unique(plan.placement[found.of_op == piece]).tolist() for piece in range(len(found.names))]
+    return [next((d for d in devices if host[d]), devices[0]) for devices in used]

@@ -9,6 +9,7 @@ import numpy as np
 from placewise.engines import engine
 from placewise.engines.pieces import Pieces, feed_forward, pieces, tied, together
 from placewise.engines.ranks import accelerator_number, check_language_model
+from placewise.engines.torch_offload import at_homes
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
@@ -37,6 +38,7 @@ def llama_cpp(plan: Plan) -> str:
     (i - first slot on a GPU) / slots on GPUs, and slots before are on the CPU (src/llama-model.cpp, `load_tensors`).
     What deviates from that is set by `-ot`: a pattern of tensor names and a buffer. KV caches stay with the slot.
     """
+    plan = at_homes(plan)
     problem, found = plan.problem, pieces(plan.problem.graph)
     check_layers(problem, found)
     feed = feed_forward(problem.graph, found) != ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -82,6 +83,51 @@ def modes(plan: Plan) -> dict[str, dict[str, str]]:
             for key in ("weights",) if name.endswith(WEIGHTS) else ("compute", "weights"):
                 entry[key] = entry[key] if name == module and entry[key] else plan.devices[name]
     return found
+
+
+def best_for_mix(plans: Sequence[tuple[Plan, float]]) -> Plan:
+    """Of plans of one model's phases, each with how often its phase comes, the one that serves all of them best.
+
+    Every plan is simulated in the problem of every phase; the least sum counts, and a plan must be feasible in each.
+    """
+    from placewise.simulator import evaluate, violations
+
+    best, least = None, np.inf
+    for plan, _ in plans:
+        total = 0.0
+        for other, weight in plans:
+            placement = _carried_over(plan, other.problem)
+            allowed = not violations(other.problem, placement)
+            total += weight * float(evaluate(other.problem, placement).value[0]) if allowed else np.inf
+        if total < least:
+            best, least = plan, total
+    if best is None:
+        raise InvalidInput("none of the plans is feasible in every phase: plan each with less memory")
+    return best
+
+
+def _carried_over(plan: Plan, problem: Problem) -> NDArray[np.int32]:
+    """The placement of a plan in another phase of the same model: by module; what has none goes with the first."""
+    found, cluster = modes(plan), problem.cluster
+    first = next(iter(found.values()))
+    placement = np.zeros(problem.num_ops, np.int32)
+    for op, (name, module) in enumerate(zip(problem.graph.op_names, problem.graph.op_modules, strict=True)):
+        if module and module not in found:
+            raise InvalidInput(f"the plans are of different models: one has no {module!r:.60}")
+        mode = found[module] if module else first
+        placement[op] = cluster.device_index(mode["weights" if name.endswith(WEIGHTS) else "compute"])
+    return placement
+
+
+def at_homes(plan: Plan) -> Plan:
+    """For engines that are told where weights are: each part where its weights are. Other plans stay as is."""
+    graph = plan.problem.graph
+    if not any(name.endswith(WEIGHTS) for name in graph.op_names):
+        return plan
+    found, cluster = modes(plan), plan.problem.cluster
+    home = [cluster.device_index(found[m]["weights"]) if m else d
+            for m, d in zip(graph.op_modules, plan.placement.tolist(), strict=True)]  # fmt: skip
+    return replace(plan, placement=np.array(home, np.int32))
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

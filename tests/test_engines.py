@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from dataclasses import replace
@@ -101,27 +102,48 @@ def test_what_pipelines_are_told():
     assert shlex.split(text["megatron"])[-1] == "Et*20|t*12,L"
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_their_own_code_reads_the_partition(name, monkeypatch):
+    module = {"vllm": "vllm.distributed.utils", "sglang": "sglang.srt.distributed.utils"}[name]
+    indices = pytest.importorskip(module).get_pp_indices
+    found = by_hand(name, "llama-3-8b", box(24, 24), layer_split(19))
+    for setting in shlex.split(engines.get(name).export(found)):
+        if "LAYER_PARTITION" in setting:
+            monkeypatch.setenv(*setting.split("="))
+    assert [indices(32, rank, 2) for rank in range(2)] == [(0, 20), (20, 32)]
+
+
 def test_the_layout_of_megatron_has_every_layer_once():
     parser = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
     found = by_hand("megatron", "llama-3-8b", box(24, 24), layer_split(19))
-    layout = shlex.split(engines.get("megatron").export(found))[-1]
-    stages = parser.PipelineParallelLayerLayout.parse_str_to_list(layout)
-    assert [len(stage) for stage in stages] == [21, 13]
+    layout = parser.PipelineParallelLayerLayout(shlex.split(engines.get("megatron").export(found))[-1], 2)
+    layout.validate_layer_layout(32, None)
+    assert [len(stages[0]) for stages in layout.layout] == [21, 13]
 
 
-def test_the_modules_of_torchtitan():
-    import tomllib
+def test_the_modules_of_torchtitan(monkeypatch):
+    """Run what it is given, with a stand-in for the dataclass (torchtitan/config/configs.py, 0.3.0)."""
+    import sys
+    import types
 
+    config = types.ModuleType("torchtitan.config")
+    config.ParallelismConfig = lambda **given: given
+    monkeypatch.setitem(sys.modules, "torchtitan", types.ModuleType("torchtitan"))
+    monkeypatch.setitem(sys.modules, "torchtitan.config", config)
     found = by_hand("torchtitan", "llama-3-8b", box(24, 24), layer_split(19))
-    settings = tomllib.loads(engines.get("torchtitan").export(found))["parallelism"]
-    assert settings["pipeline_parallel_degree"] == 2
-    first, last = settings["module_fqns_per_model_part"]
-    assert first == ["tok_embeddings", *(f"layers.{i}" for i in range(20))]
-    assert last == [*(f"layers.{i}" for i in range(20, 32)), "norm", "output"]
+    space: dict = {}
+    exec(engines.get("torchtitan").export(found), space)
+    assert space["parallelism"] == {
+        "pipeline_parallel_degree": 2,
+        "module_fqns_per_model_part": [
+            ["tok_embeddings", *(f"layers.{i}" for i in range(20))],
+            [*(f"layers.{i}" for i in range(20, 32)), "norm", "lm_head"],
+        ],
+    }
 
 
 def test_the_stages_of_deepspeed(monkeypatch):
-    """Run the code that it is given, with a stand-in that partitions as DeepSpeed 0.19 does."""
+    """Run the code that it is given, with a stand-in that partitions as DeepSpeed 0.19.8 does."""
     import sys
     import types
 
@@ -297,6 +319,29 @@ def test_llama_cpp_leaves_experts_in_host_memory():
     overrides = slots_of(flags, 48)[1]
     assert "ffn_(up|down|gate)" in overrides
     assert overrides.endswith("=CPU")
+
+
+def test_patterns_match_the_names_that_gguf_gives():
+    """Names as in gguf 0.19.0 (constants.py, TENSOR_NAMES), or of the package itself where it is installed."""
+    import re
+
+    names = ["attn_q", "attn_output", "attn_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp"]
+    names += ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]
+    with contextlib.suppress(ImportError):
+        import gguf
+
+        known = set(gguf.TENSOR_NAMES.values())
+        assert {f"blk.{{bid}}.{name}" for name in names} <= known
+    fitted = engines.get("llama.cpp").fit(problem("qwen3-30b-a3b-decode", box(24)))
+    found = pieces(fitted.graph)
+    experts = np.array([".mlp" in module for module in fitted.graph.op_modules])
+    placement = np.where(experts & (found.of_op >= 0), 1, 0).astype(np.int32)[fitted.first_of_unit][fitted.unit]
+    made = Plan(fitted, placement, None, 1.0, 0.0, "hand", "0")
+    overrides = slots_of(engines.get("llama.cpp").export(made), 48)[1]
+    pattern, _, target = overrides.rpartition("=")
+    moved = [name for name in names if re.search(pattern, f"blk.7.{name}.weight")]
+    assert target == "CPU"
+    assert moved == [name for name in names if name.startswith("ffn_") and name != "ffn_norm"]
 
 
 # ---- OpenVINO and ONNX Runtime ---------------------------------------------------------------------------------------

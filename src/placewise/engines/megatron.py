@@ -9,7 +9,10 @@ from placewise.plans import Plan
 
 @engine("megatron", fit=whole_layers)
 def megatron(plan: Plan) -> str:
-    """Arguments with --pipeline-model-parallel-layout (E embedding, t layer, L loss; megatron-core 0.13 and later)."""
+    """Arguments with --pipeline-model-parallel-layout (E embedding, t layer, L loss; megatron-core 0.13 and later).
+
+    `PipelineParallelLayerLayout` reads it (megatron/core/transformer/pipeline_parallel_layer_layout.py, 0.19.2).
+    """
     parts = [f"t*{len(stage.layers)}" for stage in ranks(plan, "megatron")]
     layout = "E" + "|".join(parts) + ",L"
     return f'--pipeline-model-parallel-size {len(parts)} --pipeline-model-parallel-layout "{layout}"\n'

@@ -9,7 +9,10 @@ from placewise.plans import Plan
 
 @engine("sglang", fit=whole_layers)
 def sglang(plan: Plan) -> str:
-    """A command line with SGLANG_PP_LAYER_PARTITION, for `sglang.launch_server`."""
+    """A command line with SGLANG_PP_LAYER_PARTITION, for `sglang.launch_server`.
+
+    It is read as vLLM reads its own (`get_pp_indices` in sglang/srt/distributed/utils.py, read in 0.5.23).
+    """
     stages = ranks(plan, "sglang")
     settings = f"{visible(plan, stages)} SGLANG_PP_LAYER_PARTITION={counts(stages)}"
     return f'{settings} python -m sglang.launch_server --model-path "$MODEL" --pp-size {len(stages)}\n'

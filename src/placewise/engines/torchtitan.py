@@ -11,9 +11,16 @@ from placewise.plans import Plan
 
 @engine("torchtitan", fit=whole_layers)
 def torchtitan(plan: Plan) -> str:
-    """TOML with module_fqns_per_model_part, in the names that torchtitan's language models have."""
+    """Python with a ParallelismConfig that has module_fqns_per_model_part, in torchtitan's names (0.3 and later).
+
+    In 0.2 the same settings were TOML, and the head was called "output" (torchtitan/distributed/pipeline_parallel.py,
+    `_generate_llm_fqn_per_model_part` in 0.3.0 and `generate_llm_fqn_per_model_part` in 0.2.2).
+    """
     stages = [[f"layers.{number}" for number in stage.layers] for stage in ranks(plan, "torchtitan")]
     stages[0].insert(0, "tok_embeddings")
-    stages[-1] += ["norm", "output"]
-    rows = ",\n".join(f"  {json.dumps(stage)}" for stage in stages)
-    return f"[parallelism]\npipeline_parallel_degree = {len(stages)}\nmodule_fqns_per_model_part = [\n{rows},\n]\n"
+    stages[-1] += ["norm", "lm_head"]
+    rows = "".join(f"        {json.dumps(stage)},\n" for stage in stages)
+    return (
+        "from torchtitan.config import ParallelismConfig\n\nparallelism = ParallelismConfig(\n"
+        f"    pipeline_parallel_degree={len(stages)},\n    module_fqns_per_model_part=[\n{rows}    ],\n)\n"
+    )

@@ -240,6 +240,31 @@ def test_the_head_is_never_on_the_cpu(memory):
     assert sum(a != b for a, b in pairwise(layers)) == 1  # one hop
 
 
+def test_the_order_of_gpus_does_not_change_the_value():
+    one, other = (planned("accelerate", "llama-3-8b", box(*memory)).value for memory in ((12, 8), (8, 12)))
+    assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_a_small_model_is_on_the_larger_gpu():
+    """About 90 MiB on {80, 40} MiB: accelerate's `balanced` leaves the larger empty and most layers on the CPU."""
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+
+    from placewise.importers.transformers import from_transformers
+
+    toy = LlamaConfig(
+        vocab_size=8000, hidden_size=512, intermediate_size=1376, num_hidden_layers=12, num_attention_heads=8,
+        max_position_embeddings=128, dtype="bfloat16",
+    )  # fmt: skip
+    graph = from_transformers(toy, prompt=8).collapse_parameters().graph
+    assert graph.resident_bytes.sum() / 2**20 == pytest.approx(88, abs=8)
+    fitted = engines.get("accelerate").fit(Problem(graph, box(80 / 1024, 40 / 1024)))
+    places = json.loads(engines.get("accelerate").export(plan(fitted, "auto", budget=Budget(evaluations=300))))
+    layers = [places[f"model.layers.{i}"] for i in range(12)]
+    assert "cpu" not in places.values()
+    assert layers.count(0) > layers.count(1)
+
+
 def test_tied_weights_stay_together():
     places = device_map("gpt-2", box(0.5, 0.5))
     assert places["transformer.wte"] == places["lm_head"]

@@ -10,6 +10,8 @@ import pytest
 
 from oracles import brute_force, brute_force_orders
 from placewise.costs import Costs
+from placewise.driver import plan
+from placewise.errors import NoFeasiblePlan
 from placewise.problem import Execution, Problem
 from placewise.simulator import bounds
 from placewise.simulator.bounds import lower_bound, made_of
@@ -128,6 +130,7 @@ def test_a_path_whose_ops_do_not_all_fit_where_they_are_fastest():
     chain = [(i, i + 1) for i in range(7)]
     tight = problem_of(np.ones((8, 1)) * [1.0, 10.0], chain, resident=1.0, sizes=0.0, memory=[4.0, math.inf])
     expected = {"unit": 1.0, "area": 40.0, "path": 8.0, "path under memory": 4 * 1.0 + 4 * 10.0}
+    expected["path in stretches"] = 4 * 1.0 + 10.0 + 3 * 1.0  # it may come back to the fast device
     assert lower_bound(tight).parts == pytest.approx(expected)
     assert lower_bound(tight).value == pytest.approx(brute_force(tight)[0])
     roomy = replace(tight, cluster=tight.cluster.with_memory({"d0": 8.0}))
@@ -203,15 +206,26 @@ def test_too_much_for_all_devices_together_is_proved():
     bound = lower_bound(problem_of(np.ones((3, 2)), resident=1.0, memory=[1.5, 1.4]))
     assert bound.value == math.inf
     assert bound.parts == {"memory": math.inf}
-    assert lower_bound(problem_of(np.ones((3, 2)), resident=1.0, memory=[1.5, 1.5])).value < math.inf
+    assert lower_bound(problem_of(np.ones((3, 2)), resident=1.0, sizes=0.0, memory=[1.5, 1.5])).value < math.inf
+
+
+def test_an_op_that_nowhere_has_room_for_what_it_makes_is_proved():
+    """1 byte of its own and 1 that it makes. What takes no time holds nothing, and `static` counts only its own."""
+    seconds = np.ones((3, 2))
+    assert lower_bound(problem_of(seconds, resident=1.0, memory=1.5)).parts == {"memory": math.inf}
+    assert lower_bound(problem_of(0 * seconds, resident=1.0, memory=1.5)).value == 0.0
+    static = problem_of(seconds, resident=1.0, memory=1.5, execution=Execution(memory="static"))
+    assert lower_bound(static).value < math.inf
+    with pytest.raises(NoFeasiblePlan, match="op 'op0' needs 2 B in memory while it runs"):
+        plan(problem_of(seconds, resident=1.0, memory=1.5), "random")
 
 
 def test_too_much_for_the_devices_that_some_ops_need_is_proved():
     seconds = np.ones((4, 3))
     seconds[:3, 2] = math.inf  # three of the ops cannot use the large device
-    assert lower_bound(problem_of(seconds, resident=1.0, memory=[1.0, 1.5, 9.0])).value == math.inf
-    assert lower_bound(problem_of(seconds, resident=1.0, memory=[1.0, 2.0, 9.0])).value < math.inf
-    assert lower_bound(problem_of(seconds, resident=1.0, memory=[1.0, 1.5, math.inf])).value == math.inf
+    assert lower_bound(problem_of(seconds, resident=1.0, sizes=0.0, memory=[1.0, 1.5, 9.0])).value == math.inf
+    assert lower_bound(problem_of(seconds, resident=1.0, sizes=0.0, memory=[1.0, 2.0, 9.0])).value < math.inf
+    assert lower_bound(problem_of(seconds, resident=1.0, sizes=0.0, memory=[1.0, 1.5, math.inf])).value == math.inf
 
 
 def test_an_exact_fit_is_not_called_too_much():

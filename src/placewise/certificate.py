@@ -23,6 +23,7 @@ from placewise.simulator.bounds import lower_bound
 from placewise.simulator.throughput import busy, throughput_loads
 
 _SAME: Final = 1e-9  # relative; what rounding may amount to
+_LONGEST: Final = 1000  # ops of a path that is gone over in stretches
 TRUST: Final = "on trust"
 
 
@@ -378,6 +379,8 @@ def _bound(plan: Plan) -> Iterator[Finding]:
             again["area"] = _area(problem, *bound.prices)
         if "path" in bound.parts and problem.execution.concurrency != "slots":
             again["path"] = _path(problem)
+        if "path in stretches" in bound.parts and len(bound.path) <= _LONGEST:
+            again["path in stretches"] = _in_stretches(problem, list(bound.path))
         for name, seconds in again.items():
             good = bound.parts[name] <= seconds * (1 + _SAME)
             yield Finding(f"bound: {name}", bound.parts[name], seconds, "holds" if good else "it proves less")
@@ -391,11 +394,26 @@ def _bound(plan: Plan) -> Iterator[Finding]:
 
 
 def _fits(problem: Problem, unit: list[int]) -> list[int]:
-    """The devices where a unit may run and has room."""
-    need = fsum(float(problem.graph.resident_bytes[op]) for op in unit)
+    """The devices where a unit may run and has room, together with what any one of its ops holds while it runs."""
+    need, held = fsum(float(problem.graph.resident_bytes[op]) for op in unit), _held(problem)
     return [d for d in range(problem.num_devices)
             if all(math.isfinite(problem.seconds[op, d]) for op in unit)
-            and need <= problem.capacity[d] * (1 + _SAME)]  # fmt: skip
+            and all(need + (held[op] if problem.seconds[op, d] > 0 else 0.0) <= problem.capacity[d] * (1 + _SAME)
+                    for op in unit)]  # fmt: skip
+
+
+def _held(problem: Problem) -> list[float]:
+    """[N] bytes that each op reads, makes and needs besides; parameters may be resident. Added up once."""
+    if "held" not in problem.derived:
+        graph, sizes = problem.graph, [[float(scratch)] for scratch in problem.graph.scratch]
+        for t, made in enumerate(graph.tensor_producer.tolist()):
+            readers = graph.consumers[graph.consumer_ptr[t] : graph.consumer_ptr[t + 1]].tolist()
+            for op in [made, *readers] if not graph.is_stored[made] else ():
+                sizes[op].append(float(graph.tensor_bytes[t]))
+        live = problem.execution.memory == "live"
+        problem.derived["held"] = [fsum(mine) if live else 0.0 for mine in sizes]
+    found: list[float] = problem.derived["held"]
+    return found
 
 
 def _units(problem: Problem) -> list[list[int]]:
@@ -479,3 +497,97 @@ def _path(problem: Problem) -> float:
         min(ready[op, d] + problem.seconds[op, d] + rest[op, d] for d in every if (op, d) in ready) for op in order
     ]
     return float(max(through, default=0.0))
+
+
+def _in_stretches(problem: Problem, path: list[int]) -> float:
+    """The least time of a path whose stretches each fit on a device, where not everything fits on one.
+
+    Two things hold of the end of a joint, an op that all tensors between ops of the path end at or begin at if not on
+    one side of it. It is no earlier than the path along the stretches. And if the ops since the joint before are not
+    all on its device, it is elsewhere itself, or one of them is: it is no earlier than the longest way there, or there
+    and back.
+    """
+    graph, cluster, n = problem.graph, problem.cluster, len(path)
+    fits = {op: _fits(problem, unit) for unit in _units(problem) for op in unit}
+    home = {op: i for i, unit in enumerate(_units(problem)) for op in unit}
+    need = [fsum(float(graph.resident_bytes[op]) for op in unit) for unit in _units(problem)]
+    place = {op: s for s, op in enumerate(path)}
+    reads: list[dict[int, float]] = [{} for _ in path]  # bytes, by who makes them
+    for t, op in zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True):
+        made = place.get(int(graph.tensor_producer[t]))
+        if made is not None and op in place:
+            mine = reads[place[op]]
+            mine[made] = max(mine.get(made, 0.0), float(graph.tensor_bytes[t]))
+    if any(s - 1 not in reads[s] for s in range(1, n)) or any(made >= s for s in range(n) for made in reads[s]):
+        return 0.0  # no path
+    first_made = [min(mine, default=n) for mine in reads]  # the earliest that each op reads
+    joints = [s for s in range(n) if min(first_made[s + 1 :], default=n) >= s]
+    kinds: list[list[int]] = []  # two of each are enough
+    for d in range(problem.num_devices):
+        alike = next((kind for kind in kinds if _twins(problem, kind[0], d)), None)
+        if alike is None:
+            kinds.append([d])
+        elif len(alike) == 1:
+            alike.append(d)
+    devices = [d for kind in kinds for d in kind]
+
+    def takes(s: int, d: int) -> float:
+        return float(problem.seconds[path[s], d]) if d in fits[path[s]] else math.inf
+
+    def moves(size: float, a: int, b: int) -> float:
+        return float(cluster.latency[a, b] + size * cluster.seconds_per_byte[a, b]) if a != b else 0.0
+
+    def apart(low: int, high: int, home_of_low: int) -> float:
+        """From the end of a joint on a device to that of the next one, if an op between or the next is elsewhere."""
+        ready = {(low, d): 0.0 if d == home_of_low else math.inf for d in devices}
+        for s in range(low + 1, high + 1):
+            for d in devices:
+                ready[s, d] = takes(s, d) + max(
+                    min(ready[made, a] + moves(size, a, d) for a in devices
+                        if a == d or home[path[made]] != home[path[s]])
+                    for made, size in reads[s].items())  # fmt: skip
+        rest = {(s, d): 0.0 if s < high or d == home_of_low else math.inf
+                for s in range(low, high + 1) for d in devices}  # fmt: skip
+        for s in range(high, low, -1):
+            for made, size in reads[s].items():
+                for a in devices:
+                    least = min(moves(size, a, d) + takes(s, d) + rest[s, d] for d in devices
+                                if a == d or home[path[made]] != home[path[s]])  # fmt: skip
+                    rest[made, a] = max(rest[made, a], least)
+        others = [d for d in devices if d != home_of_low]
+        back = min((ready[s, d] + rest[s, d] for s in range(low + 1, high) for d in others), default=math.inf)
+        return min([max(ready[high, home_of_low], back), *(ready[high, d] for d in others)])
+
+    floors = {(low, k): apart(low, high, kind[0]) for low, high in pairwise(joints) for k, kind in enumerate(kinds)}
+    starts = [[math.inf] * len(kinds) for _ in path]
+    later = [math.inf] * n
+    ends, best = [[math.inf] * len(kinds) for _ in path], math.inf
+    starts[0] = [takes(0, kind[0]) for kind in kinds]
+    for s in range(n):
+        if s and home[path[s]] != home[path[s - 1]]:
+            for k, kind in enumerate(kinds):
+                ways = [(ends[s - 1][j], other[0], kind[0] if j != k else kind[-1]) for j, other in enumerate(kinds)
+                        if j != k or len(kind) > 1]  # fmt: skip
+                starts[s][k] = min((at + moves(reads[s][s - 1], a, d) + takes(s, d) for at, a, d in ways),
+                                   default=math.inf)  # fmt: skip
+                if s in joints:
+                    starts[s][k] = max(starts[s][k], later[s])
+        for k, kind in enumerate(kinds):
+            at, floor, units, most = starts[s][k], None if s in joints else later[s], set[int](), 0.0
+            last = s
+            for e in range(s, n):
+                at += takes(e, kind[0]) if e > s else 0.0
+                units.add(home[path[e]])
+                most = max(most, _held(problem)[path[e]] if problem.seconds[path[e], kind[0]] > 0 else 0.0)
+                room = problem.capacity[kind[0]] * (1 + _SAME)
+                if not math.isfinite(at) or fsum(need[u] for u in units) + most > room:
+                    break
+                if e in joints:
+                    at, floor, last = max(at, floor or 0.0), None, e
+                    reached = at
+                if e == n - 1:
+                    best = min(best, at)
+                    break
+                ends[e][k] = min(ends[e][k], at)
+                later[e + 1] = min(later[e + 1], reached + floors[last, k] if floor is None else floor)
+    return best

@@ -29,6 +29,7 @@ from placewise.quantities import format_bytes
 from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.bounds import lower_bound
 from placewise.simulator.incremental import Incremental
+from placewise.simulator.working import takes_time, working_set
 
 DEFAULT_PLANNER = "auto"
 _COMPILING = "preparing the simulator (the first time, compiling it takes about 15 s)..."
@@ -479,13 +480,17 @@ def _why_impossible(problem: Problem) -> str:
     graph, capacity, devices = problem.graph, problem.capacity, problem.cluster.device_names
     resident, allowed = problem.per_unit(graph.resident_bytes), problem.allowed[problem.first_of_unit]
     room = np.where(allowed, capacity, 0.0).max(axis=1)
-    unit = int((resident - room).argmax())
-    if resident[unit] > room[unit]:
+    need, when = resident, "keeps {} in memory"
+    if (resident <= room).all() and problem.execution.memory == "live":
+        working = np.where(takes_time(problem).any(axis=1), working_set(problem), 0.0)
+        need, when = resident + problem.per_unit(working, np.maximum), "needs {} in memory while it runs"
+    unit = int((need - room).argmax())
+    if need[unit] > room[unit]:
         others = int((problem.unit == unit).sum()) - 1
         op = f"op {graph.op_names[problem.first_of_unit[unit]]!r}"
         op += f" with {others} others that must share its device" if others else ""
         return (
-            f"the model does not fit: {op} keeps {format_bytes(float(resident[unit]))} in memory, "
+            f"the model does not fit: {op} {when.format(format_bytes(float(need[unit])))}, "
             f"and no device that it may use has more than {format_bytes(float(room[unit]))}"
         )
     rooms = ", ".join(f"{devices[d]} {format_bytes(float(capacity[d]))}" for d in np.flatnonzero(allowed.any(axis=0)))

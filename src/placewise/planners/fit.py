@@ -22,6 +22,7 @@ from placewise.planners.single import all_on
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 from placewise.simulator.throughput import held_bytes
+from placewise.simulator.working import takes_time
 
 _LARGE: Final = 40_000  # ops and edges, times devices, beyond which nothing is modelled
 _EFFORT: Final = 0.1  # of the solver: about some seconds, but the same on every machine
@@ -32,7 +33,6 @@ _PATIENCE: Final = 10  # moves per unit that may fail in a row before a descent 
 _FAILURES: Final = 4000  # moves at most that may
 _KICK, _KICKS = 4, 20  # random moves between two descents, and how often to make them in vain
 _PROMISING: Final = 64  # placements, those that overflow least, to try again in other orders
-_INSTANT: Final = 1e-12  # of all times together: what takes less may be lost in rounding, and hold nothing
 
 Rows = NDArray[np.int32]
 
@@ -206,7 +206,7 @@ def _list_solutions(problem: Problem, seed: int, visit: Callable[[list[list[int]
     """
     from ortools.sat.python import cp_model
 
-    conditions = _Necessary(problem)
+    conditions = Necessary(problem)
 
     class Listing(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -240,8 +240,11 @@ def _list_solutions(problem: Problem, seed: int, visit: Callable[[list[list[int]
     return bool(status != cp_model.INFEASIBLE)
 
 
-class _Necessary:
-    """The conditions as a model. Bytes become whole numbers, rounded so that nothing that fits is excluded."""
+class Necessary:
+    """What every plan that fits must keep, as a model for CP-SAT.
+
+    Bytes become whole numbers, rounded so that nothing that fits is excluded.
+    """
 
     def __init__(self, problem: Problem) -> None:
         from ortools.sat.python import cp_model
@@ -303,7 +306,7 @@ class _Necessary:
         fetched: dict[int, list[int]] = {}
         for e in np.flatnonzero(~read).tolist():
             fetched.setdefault(int(graph.consumers[e]), []).append(int(graph.edge_tensor[e]))
-        runs = np.isfinite(problem.seconds[:, d]) & (problem.seconds[:, d] > _INSTANT * _all_times(problem))
+        runs = takes_time(problem)[:, d]
         for op in np.flatnonzero(runs & ((own > 0) | np.isin(np.arange(problem.num_ops), list(fetched)))).tolist():
             here = self._op(op, d)
             copies = [size[t] * (here - self._op(int(graph.tensor_producer[t]), d)) for t in fetched.get(op, ())]
@@ -366,14 +369,6 @@ def _whole(problem: Problem) -> tuple[float, list[int]]:
         return 1.0, np.floor(capacity).astype(np.int64).tolist()
     scale = 2.0**40 / most
     return scale, np.ceil(capacity * (1 + 1e-9) * scale).astype(np.int64).tolist()
-
-
-def _all_times(problem: Problem) -> float:
-    """No run is longer, and no clock shows more."""
-    graph, cluster = problem.graph, problem.cluster
-    finite = np.where(np.isfinite(problem.seconds), problem.seconds, 0.0)
-    moved = cluster.latency.max(initial=0.0) + graph.tensor_bytes[graph.edge_tensor] * cluster.seconds_per_byte.max()
-    return float(finite.max(axis=1, initial=0.0).sum() + moved.sum() * problem.num_devices)
 
 
 # ---- orders ----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """How good any plan could be: lower bounds on the objective, so that a plan can say how far from the best it is.
 
-Four arguments, each valid for every feasible plan:
+Five arguments, each valid for every feasible plan:
 
 - *path*: along a chain of ops, each on its best device and each change of device paid for, time only adds up;
 - *path under memory*: the same for one heavy path, when not all of its ops fit where they are fastest;
+- *path in stretches*: the same, when not all of them fit on one device, so that the path must move on (`stretches.py`);
 - *unit*: ops that must share a device run there one after another;
 - *area*: spread the work over the devices as thinly as their speeds and memories allow, as if ops could be cut up.
 
@@ -15,6 +16,7 @@ ops, and neither its tolerances nor stopping early can make the bound wrong.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,6 +27,8 @@ from numpy.typing import NDArray
 from placewise.graph import Floats, Ints
 from placewise.problem import Problem
 from placewise.simulator.alike import kinds, most_replicas
+from placewise.simulator.stretches import stretched
+from placewise.simulator.working import takes_time, working_set
 
 Flags = NDArray[np.bool_]
 
@@ -47,13 +51,13 @@ class Bound:
     value: float
     parts: dict[str, float]
     prices: tuple[Floats, Floats] | None = None  # behind the area: of time [phases, D], seconds per byte [D]
+    path: tuple[int, ...] = ()  # the ops behind the path in stretches
 
 
 def lower_bound(problem: Problem) -> Bound:
     """The bound of a problem, computed once."""
     if "bound" not in problem.derived:
-        parts, prices = _parts(problem) if problem.num_ops else ({}, None)
-        problem.derived["bound"] = Bound(max(parts.values(), default=0.0), parts, prices)
+        problem.derived["bound"] = _bound(problem) if problem.num_ops else Bound(0.0, {})
     found: Bound = problem.derived["bound"]
     return found
 
@@ -72,31 +76,27 @@ def made_of(problem: Problem) -> dict[str, dict[str, float]]:
     )
     found = {}
     for name, seconds in parts.items():
-        same = {"path under memory": "path"}.get(name, name)
+        same = "path" if name.startswith("path") else name
         steps = [0.0, free.get(same, 0.0), paid.get(same, 0.0), seconds]
         found[name] = {what: max(0.0, b - a) for what, a, b in zip(INGREDIENTS, steps, steps[1:], strict=False)}
     return found
 
 
-def _parts(problem: Problem) -> tuple[dict[str, float], tuple[Floats, Floats] | None]:
-    """What each argument proves, and the prices behind the area."""
+def _bound(problem: Problem) -> Bound:
+    """What each argument proves, and what stands behind it."""
     work = _work(problem)
     if _overflows(work):
-        return {"memory": np.inf}, None
+        return Bound(np.inf, {"memory": np.inf})
     if problem.objective == "completion":
-        return _completion_parts(problem, work), None
+        parts = _completion_parts(problem, work)
+        return Bound(max(parts.values()), parts)
     area, prices = _priced_area(work)
-    parts = {"unit": float(work.alone().max()), "area": area}
+    parts, path = {"unit": float(work.alone().max()), "area": area}, tuple[int, ...]()
     if problem.objective == "latency":
-        one_model = np.zeros_like(problem.graph.model)
-        parts["path"] = float(_longest_path_through(problem, work, one_model).max())
-        if not work.sequential and work.resident.sum() > problem.capacity.min():
-            under_memory = _path_under_memory(problem, work)
-            if problem.execution.concurrency == "slots":
-                under_memory = max(under_memory, _paths_in_slots(problem, work))
-            if under_memory > parts["path"]:
-                parts["path under memory"] = under_memory
-    return parts, prices
+        parts["path"] = float(_longest_path_through(problem, work, np.zeros_like(problem.graph.model)).max())
+        under_memory, path = _paths_under_memory(problem, work)
+        parts |= {name: seconds for name, seconds in under_memory.items() if seconds > parts["path"]}
+    return Bound(max(parts.values()), parts, prices, path)
 
 
 def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
@@ -129,7 +129,8 @@ class _Work:
     model: Ints  # [U]
     seconds: Floats  # [phases, U, D] zero where the item may not run; two phases where each has its own busiest device
     resident: Floats  # [U] bytes
-    may: Flags  # [U, D] where the item is allowed and its unit fits
+    working: Floats  # [N] bytes that each op holds besides while it runs; zero where only resident ones count
+    may: Flags  # [U, D] where the item is allowed and its unit fits, with what any one of its ops holds
     capacity: Floats | None  # [D] bytes; None where memory is left out of account
     sequential: bool
     copies: Ints  # [D] devices that may share the work of a device
@@ -166,12 +167,15 @@ def _work(problem: Problem) -> _Work:
     if problem.objective == "throughput" and problem.execution.replicate:
         for devices, most in zip(kinds(problem), most_replicas(problem), strict=True):
             copies[list(devices)] = most
-    fits = problem.per_unit(graph.resident_bytes)[:, None] * (1.0 - slack) <= problem.capacity
+    working = working_set(problem) if problem.execution.memory == "live" else np.zeros(graph.num_ops)
+    held = np.where(takes_time(problem), working[:, None], 0.0) + problem.per_unit(graph.resident_bytes)[unit][:, None]
+    fits = problem.per_unit(held, np.maximum) * (1.0 - slack) <= problem.capacity
     return _Work(
         item=item.astype(np.int32),
         model=model[first],
         seconds=np.stack([_sums(item, seconds * phase[:, None], len(first)) for phase in phases]),
         resident=_sums(item, graph.resident_bytes[:, None], len(first))[:, 0],
+        working=working,
         may=(problem.allowed & fits[unit])[first],
         capacity=problem.capacity,
         sequential=problem.execution.concurrency == "sequential",
@@ -209,6 +213,35 @@ def _longest_path_through(problem: Problem, work: _Work, model: Ints) -> Floats:
     return through * (1.0 - work.slack)
 
 
+def _paths_under_memory(problem: Problem, work: _Work) -> tuple[dict[str, float], tuple[int, ...]]:
+    """What single paths prove where not everything fits on one device, and the path that proves most in stretches."""
+    found, chosen = {"path under memory": 0.0, "path in stretches": 0.0}, tuple[int, ...]()
+    if work.resident.sum() + float(work.working.max(initial=0.0)) <= problem.capacity.min():
+        return found, ()
+    if not work.sequential and work.resident.sum() > problem.capacity.min():
+        found["path under memory"] = _path_under_memory(problem, work)
+    if problem.execution.concurrency == "slots":
+        found["path under memory"] = max(found["path under memory"], _paths_in_slots(problem, work))
+        return found, ()
+    seconds = np.where(work.may[work.item], problem.seconds, np.inf)
+    for path in _heavy_paths(problem, seconds.min(axis=1)):
+        value = stretched(problem, path, seconds, work.slack)
+        if value > found["path in stretches"]:
+            found["path in stretches"], chosen = value, tuple(path)
+    return found, chosen
+
+
+def _heavy_paths(problem: Problem, least: Floats) -> Iterator[list[int]]:
+    """Paths of ops that run, heavy in time and more and more in bytes."""
+    resident = problem.per_unit(problem.graph.resident_bytes)
+    share = resident[problem.unit] / max(float(resident.sum()), 1e-300) * least.sum()
+    for weight in (0.0, 1.0, 4.0):
+        path = _heaviest_path(problem, least + weight * share)
+        path = path[int(problem.graph.is_stored[path[0]]) :]
+        if 0 < len(path) <= _LONGEST:
+            yield path
+
+
 def _path_under_memory(problem: Problem, work: _Work) -> float:
     """The heaviest path, whose ops run one after another, if memory keeps some of them off their fastest device.
 
@@ -236,15 +269,9 @@ def _paths_in_slots(problem: Problem, work: _Work) -> float:
     into, out = (cost[:, ~arrays.pool].min(axis=1, initial=np.inf) for cost in (arrays.into, arrays.out))
     room = float(problem.capacity[~arrays.pool].max(initial=0.0)) * (1.0 + work.slack)
     resident = problem.per_unit(graph.resident_bytes)
-    least = np.minimum(fast, slow)
-    share = resident[problem.unit] / resident.sum() * least.sum()
     slots = problem.execution.slots * int((~arrays.pool).sum())
     found = [0.0]
-    for weight in (least, least + share, least + 4.0 * share):
-        path = _heaviest_path(problem, weight)
-        path = path[int(graph.is_stored[path[0]]) :]
-        if not path or len(path) > _LONGEST:
-            continue
+    for path in _heavy_paths(problem, np.minimum(fast, slow)):
         place = np.full(graph.num_ops, -1)
         place[path] = np.arange(len(path))
         edges = np.flatnonzero((place[graph.edge_producer] >= 0) & (place[graph.consumers] >= 0))

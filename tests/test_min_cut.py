@@ -269,9 +269,9 @@ def test_messages_are_tensors_or_edges_between_units():
     edges = [(0, 1), (0, 2), (0, 3), (1, 2)]
     columns = {"group": [-1, 7, 7, -1], "sizes": [5.0, 2.0, 1.0, 1.0]}
     sent = messages(problem_of(np.ones((4, 2)), edges, **columns))
-    assert [part.tolist() for part in sent] == [[0], [5.0], [0, 0], [1, 2]]
+    assert [part.tolist() for part in sent] == [[0], [0], [5.0], [0, 0], [1, 2]]
     sent = messages(problem_of(np.ones((4, 2)), edges, execution=Execution(sends="edge"), **columns))
-    assert [part.tolist() for part in sent] == [[0, 0, 0], [5.0] * 3, [0, 1, 2], [1, 1, 2]]
+    assert [part.tolist() for part in sent] == [[0, 0, 0], [0, 0, 0], [5.0] * 3, [0, 1, 2], [1, 1, 2]]
 
 
 def test_a_pipeline_needs_room_for_tensors_too():

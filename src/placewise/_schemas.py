@@ -322,6 +322,31 @@ class PlanData(_Object):
 # ---- one clear line --------------------------------------------------------------------------------------------------
 
 
+class FindingData(_Object):
+    """One claim that was tried."""
+
+    claim: str
+    claimed: float | None
+    found: float | None
+    verdict: str
+
+
+class VerificationData(_Object):
+    """What `placewise verify --json` prints; more than is read here may be in it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    engine: str
+    library: str
+    holds: bool
+    predicted: float
+    placed: float
+    plain: float
+    placed_spread: float
+    plain_spread: float
+    findings: List[FindingData]
+
+
 def validated(schema: type[D], data: Any) -> D:
     """The data as the schema has it, or an error like `problem.graph.ops.flops[12]: must be 0 or more, found -3`."""
     try:

@@ -505,6 +505,37 @@ def explain(
 
 
 @app.command()
+def report(
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN", help="Plan files; several are compared.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the page.")] = Path("page.html"),
+    verified: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="What `verify --json` printed; again for each further plan in turn."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write plans as one page for a browser: timeline, memory, graph, tables; it needs no network."""
+    from placewise.files import load_verification, write_text
+    from placewise.report.page import to_page
+
+    _check_writable(out)
+    if len(verified or []) > len(plans):
+        raise InvalidInput(f"--verified: {len(verified or [])} files for {len(plans)} plans")
+    seen = [load_verification(path) for path in verified or []]
+    found = [_load(path) for path in plans]
+    titles = [path.name.removesuffix(".gz").removesuffix(".json") for path in plans]
+    if len(set(titles)) < len(titles):
+        titles = [str(path) for path in plans]
+    with terminal.working("drawing"):
+        text = to_page(found, titles, seen)
+    write_text(out, text)
+    if as_json:
+        rows = [{"title": title} | _plan_facts(plan) for title, plan in zip(titles, found, strict=True)]
+        print(_json({"page": str(out), "bytes": len(text), "plans": rows}), flush=True)
+    terminal.say(f"wrote {out}; open it in a browser")
+
+
+@app.command()
 def export(
     plan: PlanFile,
     to: Annotated[

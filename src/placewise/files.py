@@ -496,6 +496,14 @@ def load_plan(path: str | Path) -> Plan:
         return _plan_in(_unwrapped(_read_json(path), "plan")[1])
 
 
+def load_verification(path: str | Path) -> dict[str, Any]:
+    """Read what `placewise verify --json` printed (`verify.Verification.facts`)."""
+    with _naming(path):
+        from placewise._schemas import VerificationData, validated
+
+        return validated(VerificationData, _read_json(path)).model_dump()
+
+
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan file with its problem inside, so that it can be checked and used alone (gzip if named .gz)."""
     names = plan.problem.cluster.device_names

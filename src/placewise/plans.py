@@ -131,6 +131,13 @@ class Plan:
 
         save_plan(self, path)
 
+    def report(self, path: str | Path, *others: Plan) -> None:
+        """Write a page for a browser, with other plans beside this one (`placewise report`)."""
+        from placewise.files import write_text
+        from placewise.report.page import to_page
+
+        write_text(path, to_page([self, *others]))
+
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan file, check the plan against its problem, and simulate it anew."""

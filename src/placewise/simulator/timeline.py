@@ -60,12 +60,19 @@ class Timeline:
     @cached_property
     def channel_busy(self) -> Floats:
         """[channels] seconds that each channel carries something, in the order of `cluster.channels`."""
-        busy = np.zeros(len(self.problem.cluster.channels))
-        moving = self.transfers
-        spans = (moving.finish - moving.start).tolist()
-        for a, b, seconds in zip(moving.source.tolist(), moving.target.tolist(), spans, strict=True):
-            busy[list(self.problem.cluster.channels_of[a, b])] += seconds
-        return busy
+        transfer, channel = self.bookings
+        seconds = (self.transfers.finish - self.transfers.start)[transfer]
+        return np.bincount(channel, seconds, len(self.problem.cluster.channels)).astype(np.float64)
+
+    @cached_property
+    def bookings(self) -> tuple[NDArray[np.int64], Ints]:
+        """(transfer, channel), one for each channel that a transfer occupies."""
+        first, channel = self.problem.cluster.link_channels
+        link = self.transfers.source * self.problem.num_devices + self.transfers.target
+        count = first[link + 1] - first[link]
+        transfer = np.repeat(np.arange(len(link)), count)
+        within = np.arange(len(transfer)) - np.repeat(np.cumsum(count) - count, count)
+        return transfer, channel[np.repeat(first[link], count) + within]
 
     @property
     def bytes_moved(self) -> float:
@@ -75,37 +82,37 @@ class Timeline:
     def memory_profile(self, device: int) -> tuple[Floats, Floats]:
         """(times, bytes): bytes[i] are held from times[i] to times[i + 1]; the last value holds to the end."""
         graph = self.problem.graph
-        events: list[tuple[float, float]] = [(0.0, float(graph.resident_bytes[self.placement == device].sum()))]
+        start, finish, size = np.zeros((3, 0))
         if self.problem.execution.memory == "live":
-            for start, finish, size in self._holdings(device):
-                if finish > start:
-                    events += [(start, size), (finish, -size)] if finish < np.inf else [(start, size)]
-        events.sort()
-        times = np.array([time for time, _ in events])
-        held = np.cumsum([change for _, change in events])
+            start, finish, size = self._holdings(device)
+        lasts = finish > start
+        ends = lasts & (finish < np.inf)
+        times = np.concatenate([[0.0], start[lasts], finish[ends]])
+        changes = np.concatenate(
+            [graph.resident_bytes[self.placement == device].sum(keepdims=True), size[lasts], -size[ends]]
+        )
+        order = np.lexsort((changes, times))
+        times, held = times[order], np.cumsum(changes[order])
         last = np.append(np.diff(times) > 0, True)  # what ends at an instant makes room for what begins
         return times[last], held[last]
 
-    def _holdings(self, device: int) -> list[tuple[float, float, float]]:
+    def _holdings(self, device: int) -> tuple[Floats, Floats, Floats]:
         """(from, to, bytes) of every tensor, received copy and scratch space on a device; results are held for ever."""
-        graph = self.problem.graph
-        last_read = np.zeros((graph.num_tensors,))  # by a consumer on this device
+        graph, moving = self.problem.graph, self.transfers
+        last_read = np.zeros(graph.num_tensors)  # by a consumer on this device
         here = self.placement[graph.consumers] == device
         np.maximum.at(last_read, graph.edge_tensor[here], self.finish[graph.consumers[here]])
-        last_send = np.zeros(graph.num_tensors)
-        moving = self.transfers
-        np.maximum.at(last_send, moving.tensor, moving.finish)
-        found: list[tuple[float, float, float]] = []
-        for op in np.flatnonzero((self.placement == device) & (graph.scratch > 0)).tolist():
-            found.append((self.start[op], self.finish[op], graph.scratch[op]))
-        local = (self.placement[graph.tensor_producer] == device) & ~graph.is_stored[graph.tensor_producer]
-        for t in np.flatnonzero(local).tolist():
-            op = graph.tensor_producer[t]
-            unread = graph.consumer_ptr[t] == graph.consumer_ptr[t + 1]
-            until = np.inf if unread else max(last_read[t], last_send[t])
-            found.append((self.start[op], until, graph.tensor_bytes[t]))
-        for i in np.flatnonzero(moving.target == device).tolist():
-            one_reader = self.problem.execution.sends == "edge"
-            until = self.finish[moving.reader[i]] if one_reader else last_read[moving.tensor[i]]
-            found.append((moving.start[i], until, graph.tensor_bytes[moving.tensor[i]]))
-        return found
+        last_use = last_read.copy()
+        np.maximum.at(last_use, moving.tensor, moving.finish)
+        last_use[np.diff(graph.consumer_ptr) == 0] = np.inf
+        works = np.flatnonzero((self.placement == device) & (graph.scratch > 0))
+        maker = graph.tensor_producer
+        made = np.flatnonzero((self.placement[maker] == device) & ~graph.is_stored[maker])
+        came = np.flatnonzero(moving.target == device)
+        one_reader = self.problem.execution.sends == "edge"
+        read = self.finish[moving.reader[came]] if one_reader else last_read[moving.tensor[came]]
+        return (
+            np.concatenate([self.start[works], self.start[maker[made]], moving.start[came]]),
+            np.concatenate([self.finish[works], last_use[made], read]),
+            np.concatenate([graph.scratch[works], graph.tensor_bytes[made], graph.tensor_bytes[moving.tensor[came]]]),
+        )

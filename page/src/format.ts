@@ -1,0 +1,57 @@
+// Numbers for people, as the terminal shows them (quantities.py).
+
+function threeDigits(value: number): string {
+  const rounded = Number(value.toPrecision(3));
+  if (rounded === 0) return "0";
+  const digits = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(rounded))));
+  return rounded.toFixed(Math.min(digits, 12));
+}
+
+export function seconds(value: number): string {
+  if (!Number.isFinite(value)) return "–";
+  if (value === 0) return "0 s";
+  for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]] as const) {
+    if (Math.abs(value) * factor >= 0.9995) return `${threeDigits(value * factor)} ${unit}`;
+  }
+  return `${threeDigits(value * 1e9)} ns`;
+}
+
+export function bytes(value: number | null): string {
+  if (value === null || !Number.isFinite(value)) return "no limit";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let i = 0;
+  for (; Math.abs(value) >= 1000 && i < units.length - 1; i++) value /= 1024;
+  return i === 0 ? `${Math.round(value)} B` : `${threeDigits(value)} ${units[i]}`;
+}
+
+export function share(value: number): string {
+  const percent = 100 * value;
+  return `${percent.toFixed(Math.abs(percent) < 9.95 && percent !== 0 ? 1 : 0)}%`;
+}
+
+export function count(value: number): string {
+  return value.toLocaleString("en");
+}
+
+export function change(from: number, to: number): string {
+  if (!(from > 0) || from === to) return "the same";
+  const ratio = to / from - 1;
+  return `${share(Math.abs(ratio))} ${ratio < 0 ? "less" : "more"}`;
+}
+
+/** About `wanted` round numbers from `low` to `high`. */
+export function ticks(low: number, high: number, wanted: number): number[] {
+  const raw = (high - low) / Math.max(1, wanted);
+  if (!(raw > 0)) return [];
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw)!;
+  const found: number[] = [];
+  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
+  return found;
+}
+
+/** The tick in a unit that suits all of them, without digits that say nothing. */
+export function tick(value: number, high: number): string {
+  const [factor, unit] = high >= 1 ? [1, "s"] : high >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+  return `${Number((value * factor).toPrecision(6))} ${unit}`;
+}

@@ -1,0 +1,102 @@
+// The page: reads its data and puts its sections in order.
+
+import { paint } from "./colours";
+import { chooser, compare } from "./compare";
+import { read } from "./data";
+import { button, h } from "./dom";
+import { count, seconds, share } from "./format";
+import { graph } from "./graph";
+import { memory } from "./memory";
+import { progress } from "./progress";
+import { State } from "./state";
+import { tables } from "./tables";
+import { timeline } from "./timeline";
+import { verdict } from "./verdict";
+import { verified } from "./verified";
+
+async function main(): Promise<void> {
+  const holder = document.getElementById("data")!;
+  const page = await read(holder.textContent!);
+  holder.remove();
+  const state = new State(page);
+  for (const plan of page.plans) plan.devices.forEach((device) => paint(device.name)); // colours by order of the box
+  const graphView = graph(state, (item) => {
+    const { item: items, start, length, lane } = state.plan.slices;
+    const slice = items.findIndex((one, i) => one === item && lane[i] < state.plan.devices.length);
+    if (slice >= 0) state.look(start[slice] - 10 * length[slice], start[slice] + 11 * length[slice]);
+    document.getElementById("timeline")!.scrollIntoView();
+  });
+  const several = page.plans.length > 1;
+  document.getElementById("page")!.replaceChildren(
+    header(state),
+    ...(several ? [chooser(state)] : []),
+    verdict(state),
+    verified(state),
+    ...(several ? [compare(state)] : []),
+    timeline(state, graphView.reveal),
+    memory(state),
+    graphView.element,
+    ...tables(state, graphView.reveal),
+    progress(state),
+    footer(state),
+  );
+  // Once what is visible has been drawn; benchmarks and tests wait for it.
+  requestAnimationFrame(() => setTimeout(() => document.documentElement.setAttribute("data-ready", String(performance.now()))));
+}
+
+function header(state: State): HTMLElement {
+  const about = h("p", { class: "about" });
+  const title = h("h1");
+  const draw = () => {
+    const { plan, graph } = state;
+    const found = plan.found_by && plan.found_by !== plan.planner ? ` (${plan.found_by})` : "";
+    const ended = plan.stopped === "finished" ? "" : plan.stopped === "budget" ? ", its whole budget" : ", interrupted";
+    const costs = Object.entries(plan.cost_shares).map(([label, part], _, all) => (all.length > 1 ? `${share(part)} ${label}` : label));
+    title.replaceChildren(graph.name, h("span", {}, ` on ${plan.cluster}`));
+    about.textContent =
+      `${count(graph.ops)} ops on ${plan.devices.length} devices, for ${plan.objective}. Planned by ${plan.planner}${found} in ${seconds(plan.seconds)}${ended}. ` +
+      `The times of the ops are ${costs.join(", ") || "none"}.`;
+  };
+  state.on(["plan"], draw);
+  draw();
+  const sections = [["timeline", "Timeline"], ["memory", "Memory"], ["graph", "Graph"], ["devices", "Devices"], ["modules", "Modules"], ["ops", "Ops"]];
+  return h(
+    "header", {},
+    h("div", { class: "top" }, title, themeButton(state)),
+    about,
+    h("nav", { "aria-label": "Sections" }, ...sections.map(([id, name]) => h("a", { href: `#${id}` }, name))),
+  );
+}
+
+function themeButton(state: State): HTMLElement {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  const dark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const toggle = button("◐", "Switch between dark and light", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    state.tell("theme");
+  });
+  system.addEventListener("change", () => state.tell("theme"));
+  // Paper is light.
+  let before: string | undefined;
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    state.tell("theme");
+  });
+  addEventListener("afterprint", () => {
+    if (before) root.dataset.theme = before;
+    else delete root.dataset.theme;
+    state.tell("theme");
+  });
+  return toggle;
+}
+
+function footer(state: State): HTMLElement {
+  return h("footer", {}, `Placewise ${state.plan.version}. The times are those of a simulated run. This file is complete: it loads nothing, and sends nothing anywhere.`);
+}
+
+main().catch((error: Error) => {
+  document.getElementById("page")!.replaceChildren(h("p", { class: "wait" }, `The page cannot be drawn: ${error.message}. It needs a browser of 2023 or later.`));
+  throw error;
+});

@@ -1,0 +1,93 @@
+// What each device holds over time, against what it has.
+
+import { paint } from "./colours";
+import { h, section } from "./dom";
+import { bytes, share } from "./format";
+import type { State } from "./state";
+import { AXIS, TimeCanvas, shortened } from "./timecanvas";
+
+const LANE = 64;
+const GAP = 14;
+const FAR = 0.2;
+
+export function memory(state: State): HTMLElement {
+  const used = () => state.plan.devices.map((device, i) => ({ device, i })).filter(({ device }) => device.peak > 0);
+
+  function draw(on: TimeCanvas): void {
+    const { ctx, colours, width, gutter } = on;
+    used().forEach(({ device, i }, row) => {
+      const top = AXIS + 6 + row * (LANE + GAP);
+      const bottom = top + LANE;
+      // A limit far above would press the curve flat: then its line is broken, and the curve has half the room.
+      const far = device.memory !== null && device.peak < FAR * device.memory;
+      const most = far ? device.peak / 0.55 : (device.memory ?? device.peak);
+      const y = (held: number) => bottom - (LANE - 6) * Math.min(1.05, most > 0 ? held / most : 0);
+      const { colour } = paint(device.name);
+      on.label(device.name, top + 14);
+      on.label(device.memory === null ? bytes(device.peak) : share(device.peak / device.memory), top + 31, false);
+      ctx.globalAlpha = 0.07;
+      ctx.fillStyle = colours.ink;
+      ctx.fillRect(gutter, y(most), width - gutter, bottom - y(most));
+      ctx.globalAlpha = 1;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(gutter, top - 4, width - gutter, LANE + 8);
+      ctx.clip();
+      const { times, bytes: held } = state.plan.memory[i];
+      let first = 0;
+      while (first + 1 < times.length && times[first + 1] < state.from) first++;
+      const line = new Path2D();
+      line.moveTo(on.x(times[first]), y(held[first]));
+      let end = on.x(state.plan.makespan);
+      for (let k = first; k < times.length && times[k] <= state.to; k++) {
+        line.lineTo(on.x(times[k]), y(held[k]));
+        line.lineTo(Math.min(k + 1 < times.length ? on.x(times[k + 1]) : end, width + 9), y(held[k]));
+      }
+      end = Math.min(Math.max(end, gutter), width + 9);
+      const area = new Path2D(line);
+      area.lineTo(end, bottom);
+      area.lineTo(Math.min(on.x(times[first]), gutter), bottom);
+      ctx.fillStyle = colour;
+      ctx.globalAlpha = 0.3;
+      ctx.fill(area);
+      ctx.globalAlpha = 1;
+      ctx.strokeStyle = colour;
+      ctx.lineWidth = 1.5;
+      ctx.stroke(line);
+      if (device.memory !== null) {
+        ctx.strokeStyle = colours.ink;
+        ctx.lineWidth = 1;
+        ctx.setLineDash(far ? [3, 5] : []);
+        ctx.beginPath();
+        ctx.moveTo(gutter, Math.round(y(most)) - 0.5);
+        ctx.lineTo(width, Math.round(y(most)) - 0.5);
+        ctx.stroke();
+        ctx.setLineDash([]);
+      }
+      ctx.restore();
+      ctx.fillStyle = colours.soft;
+      ctx.textAlign = "right";
+      const limit = device.memory === null ? "" : ` of ${bytes(device.memory)}${far ? ", not to scale" : ""}`;
+      const text = shortened(ctx, `peak ${bytes(device.peak)}${limit}`, width - gutter - 8);
+      const wide = ctx.measureText(text).width;
+      ctx.globalAlpha = 0.8;
+      ctx.fillStyle = colours.panel;
+      ctx.fillRect(width - wide - 10, bottom - 20, wide + 8, 17);
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = colours.ink;
+      ctx.fillText(text, width - 6, bottom - 11);
+    });
+  }
+
+  function label(): string {
+    const facts = used().map(({ device }) => `${device.name} holds up to ${bytes(device.peak)} of ${bytes(device.memory)}`);
+    return `Memory over time: ${facts.join(", ")}.`;
+  }
+
+  const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (LANE + GAP));
+  return section(
+    "memory", "Memory",
+    "Bytes that each device holds, over the same time as above; the line at the top is what it has.",
+    h("div", { class: "over panel" }, canvas.canvas),
+  );
+}

@@ -1,0 +1,79 @@
+// What is being looked at: which plan, beside which other, which part of the time. Sections draw anew when it changes.
+
+import type { Graph, Page, Plan } from "./data";
+
+type Part = "plan" | "view" | "theme";
+
+export class State {
+  shown = 0;
+  beside: number | null = null;
+  from = 0;
+  to = 1;
+  private listeners: [Part[], () => void][] = [];
+
+  constructor(readonly page: Page) {
+    const values = page.plans.map((plan) => plan.value);
+    this.shown = values.indexOf(Math.min(...values));
+    if (page.plans.length > 1) this.beside = this.shown === 0 ? 1 : 0;
+    this.to = this.end;
+  }
+
+  get plan(): Plan {
+    return this.page.plans[this.shown];
+  }
+
+  get other(): Plan | null {
+    return this.beside === null ? null : this.page.plans[this.beside];
+  }
+
+  get graph(): Graph {
+    return this.page.graphs[this.plan.graph];
+  }
+
+  /** Where the time axis ends: all that is drawn, and the bound. */
+  get end(): number {
+    const last = Math.max(this.plan.makespan, this.other?.makespan ?? 0, this.boundInTime ?? 0);
+    return last > 0 ? last * 1.01 : 1;
+  }
+
+  /** The bound, where it is a time of the run that the timeline shows. */
+  get boundInTime(): number | null {
+    return this.plan.objective === "latency" && this.plan.bound > 0 ? this.plan.bound : null;
+  }
+
+  /** Items that are elsewhere in the other plan; null where the two place different graphs, or there is no other. */
+  moved(): Uint8Array | null {
+    const { plan, other } = this;
+    if (!other || other.graph !== plan.graph) return null;
+    const names = plan.devices.map((device) => device.name);
+    const others = other.devices.map((device) => device.name);
+    return plan.device.length ? Uint8Array.from(plan.device, (d, i) => Number(names[d] !== others[other.device[i]])) : new Uint8Array();
+  }
+
+  show(shown: number, beside: number | null): void {
+    const wasWhole = this.from === 0 && this.to === this.end;
+    this.shown = shown;
+    this.beside = beside === shown ? null : beside;
+    if (wasWhole || this.to > this.end) (this.from = 0), (this.to = this.end);
+    this.tell("plan");
+  }
+
+  look(from: number, to: number): void {
+    const width = Math.min(Math.max(to - from, this.end * 1e-7), this.end);
+    this.from = Math.min(Math.max(0, from), this.end - width);
+    this.to = this.from + width;
+    this.tell("view");
+  }
+
+  zoom(factor: number, around: number): void {
+    this.look(around - (around - this.from) * factor, around + (this.to - around) * factor);
+  }
+
+  on(parts: Part[], listener: () => void): void {
+    this.listeners.push([parts, listener]);
+  }
+
+  tell(part: Part): void {
+    for (const [parts, listener] of this.listeners) if (parts.includes(part)) listener();
+  }
+}

@@ -1,0 +1,66 @@
+// A table that sorts by a click on its head and filters as one types. Long ones show their first rows.
+
+import { button, h } from "./dom";
+import { count } from "./format";
+
+export interface Column<Row> {
+  name: string;
+  value: (row: Row) => string | number;
+  show?: (row: Row) => Node | string;
+  text?: boolean; // aligned as text, and first from A to Z
+  least?: boolean; // the least is best, and comes first
+}
+
+export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[], sortBy: number, atFirst = 12): HTMLElement {
+  let by = sortBy;
+  const startsFalling = (i: number) => !columns[i].text && !columns[i].least;
+  let falling = startsFalling(by);
+  let limit = atFirst;
+  let wanted = "";
+  const body = h("tbody");
+  const status = h("p", { class: "about", role: "status" });
+  const more = button("Show more", `Show more rows of ${caption}`, () => {
+    limit *= 5;
+    draw();
+  });
+  const heads = columns.map((column, i) =>
+    h("th", { scope: "col", class: column.text ? "" : "number" }, h("button", { type: "button", onclick: () => sort(i) }, column.name)),
+  );
+  const texts = rows.map((row) => columns.filter((c) => c.text).map((c) => String(c.value(row))).join("\n").toLowerCase());
+
+  function sort(i: number): void {
+    falling = i === by ? !falling : startsFalling(i);
+    by = i;
+    draw();
+  }
+
+  function draw(): void {
+    heads.forEach((head, i) => head.setAttribute("aria-sort", i !== by ? "none" : falling ? "descending" : "ascending"));
+    const keys = rows.map(columns[by].value);
+    const sign = falling ? -1 : 1;
+    const order = rows.map((_, i) => i).filter((i) => texts[i].includes(wanted));
+    order.sort((a, b) => sign * (typeof keys[a] === "number" ? (keys[a] as number) - (keys[b] as number) : String(keys[a]).localeCompare(String(keys[b]), "en", { numeric: true })) || a - b);
+    body.replaceChildren(
+      ...order.slice(0, limit).map((i) =>
+        h("tr", {}, ...columns.map((column) => h("td", { class: column.text ? "" : "number" }, column.show ? column.show(rows[i]) : String(column.value(rows[i]))))),
+      ),
+    );
+    more.hidden = order.length <= limit;
+    status.textContent = order.length > limit ? `${count(limit)} of ${count(order.length)} rows` : wanted ? `${count(order.length)} rows` : "";
+  }
+
+  const filter = h("input", {
+    type: "search", placeholder: "Filter", "aria-label": `Filter ${caption}`,
+    oninput: (event: Event) => {
+      wanted = (event.target as HTMLInputElement).value.trim().toLowerCase();
+      draw();
+    },
+  });
+  draw();
+  return h(
+    "div", { class: "table" },
+    rows.length > 4 ? filter : null,
+    h("div", { class: "wide panel", tabindex: 0, role: "region", "aria-label": caption }, h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, ...heads)), body)),
+    h("div", { class: "bar" }, more, status),
+  );
+}

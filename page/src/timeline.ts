@@ -1,0 +1,430 @@
+// Devices and channels over time. A slice that is thinner than a pixel adds to the shade of that pixel.
+
+import { canvasFill, paint } from "./colours";
+import type { Plan } from "./data";
+import { button, h, key, section } from "./dom";
+import { bytes, count, seconds } from "./format";
+import type { State } from "./state";
+import { AXIS, TimeCanvas, shortened } from "./timecanvas";
+
+const DEVICE = 36; // pixels, with the gap below
+const CHANNEL = 18;
+const TITLE = 28;
+const FOOT = 22; // for what the lines at the bound and at the end say
+const CHANNELS_AT_FIRST = 6;
+const SHADES = 8;
+
+interface Lane {
+  plan: Plan;
+  lane: number; // as slices number it
+  name: string;
+  device: boolean;
+  y: number;
+  tall: number;
+  first: number; // slices
+  last: number;
+}
+
+interface Hit {
+  lane: Lane;
+  slice: number;
+}
+
+export function timeline(state: State, jump: (item: number) => void): HTMLElement {
+  let lanes: Lane[] = [];
+  let titles: { text: string; y: number }[] = [];
+  let height = 0;
+  let allChannels = false;
+  let cursor: Hit | null = null;
+  let moved: Uint8Array | null = null;
+  const tip = h("div", { class: "tip", hidden: true });
+  const said = h("p", { class: "unseen", "aria-live": "polite" });
+  const legend = h("p", { class: "legend" });
+  const more = button("", "Show more or fewer channels", () => {
+    allChannels = !allChannels;
+    canvas.resize();
+  });
+
+  function arrange(): number {
+    lanes = [];
+    titles = [];
+    let y = AXIS + 4;
+    let hidden = 0;
+    for (const plan of [state.plan, state.other]) {
+      if (!plan) continue;
+      if (state.other) {
+        titles.push({ text: `${plan.title} · ${seconds(plan.value)}`, y: y + TITLE / 2 });
+        y += TITLE;
+      }
+      const ranges = laneRanges(plan);
+      const busiest = plan.channels.map((channel, i) => [channel.busy, i]).sort((a, b) => b[0] - a[0]);
+      const kept = new Set(busiest.slice(0, allChannels ? 400 : CHANNELS_AT_FIRST).map(([, i]) => plan.devices.length + i));
+      hidden += Math.max(0, busiest.length - CHANNELS_AT_FIRST);
+      const names = [...plan.devices.map((d) => d.name), ...plan.channels.map((c) => c.name)];
+      names.forEach((name, lane) => {
+        const device = lane < plan.devices.length;
+        const idle = device && plan.devices.length > 12 && ranges[lane] === ranges[lane + 1];
+        if (idle || (!device && !kept.has(lane))) return;
+        const tall = device ? DEVICE : CHANNEL;
+        lanes.push({ plan, lane, name, device, y, tall: tall - 4, first: ranges[lane], last: ranges[lane + 1] });
+        y += tall;
+      });
+      y += 8;
+    }
+    height = y + FOOT;
+    more.hidden = hidden === 0;
+    more.textContent = allChannels ? "Fewer channels" : `${count(hidden)} more channels`;
+    moved = state.moved();
+    cursor = null;
+    legend.replaceChildren(
+      ...(state.plan.chain.kind.length ? [key("the chain of steps that ends last", { class: "chain" })] : []),
+      ...(state.boundInTime === null ? [] : [key("no plan ends before", { class: "bound" })]),
+      ...(moved ? [key("elsewhere in the other plan", { class: "moved" })] : []),
+    );
+    return height;
+  }
+
+  function label(): string {
+    const { title, devices, makespan } = state.plan;
+    return (
+      `Timeline of ${title}: ${devices.length} devices over ${seconds(makespan)}. ` +
+      "Arrow keys go from op to op, plus and minus zoom, shift and arrows move, Enter shows the op in the graph."
+    );
+  }
+
+  // ---- drawing
+
+  function draw(on: TimeCanvas): void {
+    const { ctx, colours, width, gutter } = on;
+    for (const { text, y } of titles) {
+      ctx.textAlign = "left";
+      ctx.fillStyle = colours.ink;
+      ctx.font = "600 13px system-ui, sans-serif";
+      ctx.fillText(shortened(ctx, text, width), 2, y);
+    }
+    ctx.font = "12px system-ui, sans-serif";
+    for (const lane of lanes) on.label(lane.name, lane.y + lane.tall / 2, lane.device);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(gutter, AXIS - 4, width - gutter, height);
+    ctx.clip();
+    for (const lane of lanes) drawLane(on, lane);
+    drawChain(on);
+    drawEnds(on);
+    if (cursor) {
+      const { start, length } = cursor.lane.plan.slices;
+      const x = on.x(start[cursor.slice]);
+      const wide = Math.max(3, on.x(start[cursor.slice] + length[cursor.slice]) - x);
+      ctx.strokeStyle = colours.ink;
+      ctx.lineWidth = 2;
+      ctx.strokeRect(x - 1, cursor.lane.y - 2, wide + 2, cursor.lane.tall + 4);
+    }
+    ctx.restore();
+  }
+
+  function drawLane(on: TimeCanvas, lane: Lane): void {
+    const { ctx, colours } = on;
+    const { start, length, busy, item } = lane.plan.slices;
+    const reach = reaches(lane.plan);
+    const { from, to } = state;
+    const scale = (on.width - on.gutter) / (to - from);
+    const mark = moved;
+    const { y, tall } = lane;
+    const style = lane.device ? paint(lane.name) : null;
+    const fill = lane.device ? canvasFill(ctx, lane.name) : colours.channel;
+    ctx.globalAlpha = 0.07;
+    ctx.fillStyle = colours.ink;
+    ctx.fillRect(on.gutter, y, on.width - on.gutter, tall);
+    ctx.fillStyle = fill;
+    let runFrom = 0, runTo = 0, runShade = 0, pixel = -1, cover = 0; // thin slices, as columns of one shade
+    let markFrom = -1, markTo = -1;
+    const columns = () => {
+      if (runShade > 0 && runTo > runFrom) {
+        ctx.globalAlpha = 0.25 + (0.75 * runShade) / SHADES;
+        ctx.fillRect(runFrom, y, runTo - runFrom, tall);
+      }
+    };
+    const flush = () => {
+      if (pixel < 0) return;
+      const shade = Math.max(1, Math.min(SHADES, Math.round(cover * SHADES)));
+      if (shade === runShade && runTo === pixel) runTo = pixel + 1;
+      else {
+        columns();
+        (runFrom = pixel), (runTo = pixel + 1), (runShade = shade);
+      }
+      pixel = -1;
+    };
+    const band = () => {
+      if (markFrom < 0) return;
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = colours.moved;
+      ctx.fillRect(markFrom, y - 2, Math.max(1, markTo - markFrom), 4);
+      ctx.fillStyle = fill;
+    };
+    for (let i = firstReaching(reach, lane.first, lane.last, from); i < lane.last; i++) {
+      const at = start[i];
+      if (at > to) break;
+      const x = on.gutter + (at - from) * scale;
+      const wide = length[i] * scale;
+      if (wide < 1.5) {
+        const column = Math.floor(x);
+        if (column !== pixel) {
+          flush();
+          (pixel = column), (cover = 0);
+        }
+        cover += busy[i] * scale;
+      } else {
+        flush();
+        columns();
+        runShade = 0;
+        const left = Math.max(x, on.gutter - 4);
+        const right = Math.min(x + wide, on.width + 4);
+        ctx.globalAlpha = Math.max(0.3, Math.min(1, busy[i] / length[i]));
+        ctx.fillRect(left, y, right - left - (wide > 4 ? 1 : 0), tall);
+        if (style && right - left > 46) {
+          ctx.globalAlpha = 1;
+          ctx.fillStyle = style.ink;
+          ctx.textAlign = "left";
+          const room = Math.floor((right - left - 10) / 6.4);
+          const name = shortName(state.page.graphs[lane.plan.graph].names[item[i]]);
+          const text = name.length <= room ? name : `${name.slice(0, room - 1)}…`;
+          if (style.pattern === 0) ctx.fillText(text, left + 5, y + tall / 2);
+          ctx.fillStyle = fill;
+        }
+      }
+      if (mark && mark[item[i]] && lane.device) {
+        if (x > markTo + 1) {
+          band();
+          markFrom = x;
+        }
+        markTo = Math.max(markTo, x + wide);
+      }
+    }
+    flush();
+    columns();
+    band();
+    ctx.globalAlpha = 1;
+  }
+
+  function drawChain(on: TimeCanvas): void {
+    const { ctx } = on;
+    for (const plan of new Set(lanes.map((lane) => lane.plan))) {
+      const { kind, lane, start, length } = plan.chain;
+      const yOf = new Map(lanes.filter((one) => one.plan === plan).map((one) => [one.lane, one.y + one.tall]));
+      ctx.fillStyle = on.colours.ink;
+      let drawnTo = -1, drawnY = -1;
+      for (let i = 0; i < kind.length; i++) {
+        if (start[i] + length[i] < state.from || start[i] > state.to) continue;
+        const y = yOf.get(lane[i]);
+        if (y === undefined) continue;
+        const x = on.x(start[i]);
+        const end = Math.max(x + 1, on.x(start[i] + length[i]));
+        if (y === drawnY && end <= drawnTo) continue; // a pixel is drawn once
+        ctx.globalAlpha = kind[i] < 2 ? 1 : 0.4; // waits are pale
+        ctx.fillRect(x, y - 2, end - x, 3);
+        (drawnTo = end), (drawnY = y);
+      }
+      ctx.globalAlpha = 1;
+    }
+  }
+
+  function drawEnds(on: TimeCanvas): void {
+    const bound = state.boundInTime;
+    const end = line(on, state.plan.makespan, `ends ${seconds(state.plan.makespan)}`, on.colours.ink, on.width);
+    if (bound !== null) line(on, bound, `bound ${seconds(bound)}`, on.colours.bound, end);
+  }
+
+  /** A line and its text, which ends before `room` where it can; gives where the text begins. */
+  function line(on: TimeCanvas, time: number, text: string, colour: string, room: number): number {
+    const { ctx } = on;
+    const x = Math.round(on.x(time)) + 0.5;
+    const dashed = colour === on.colours.bound;
+    ctx.strokeStyle = ctx.fillStyle = colour;
+    ctx.lineWidth = dashed ? 2 : 1;
+    ctx.setLineDash(dashed ? [6, 4] : []);
+    ctx.beginPath();
+    ctx.moveTo(x, AXIS - 4);
+    ctx.lineTo(x, height);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    ctx.font = "600 12px system-ui, sans-serif";
+    const wide = ctx.measureText(text).width + 10;
+    const left = x + wide > room && x < on.width + wide ? x - wide : x;
+    ctx.fillRect(left, height - 19, wide, 18);
+    ctx.fillStyle = on.colours.panel;
+    ctx.textAlign = "left";
+    ctx.fillText(text, left + 5, height - 9.5);
+    ctx.font = "12px system-ui, sans-serif";
+    return left > on.gutter && left < on.width ? left : on.width;
+  }
+
+  // ---- looking things up
+
+  function hitAt(x: number, y: number): Hit | null {
+    const lane = lanes.find((one) => y >= one.y - 2 && y < one.y + one.tall + 2);
+    if (!lane || x < canvas.gutter) return null;
+    const { start, length } = lane.plan.slices;
+    const time = canvas.time(x);
+    const near = canvas.time(x + 3) - time; // thin slices are hard to hit
+    let best = -1, off = near;
+    for (let i = firstReaching(reaches(lane.plan), lane.first, lane.last, time - near); i < lane.last && start[i] <= time + near; i++) {
+      const apart = Math.max(0, start[i] - time, time - start[i] - length[i]);
+      if (apart < off || (apart === 0 && best < 0)) (best = i), (off = apart);
+      if (apart === 0) break;
+    }
+    return best < 0 ? null : { lane, slice: best };
+  }
+
+  function describe({ lane, slice }: Hit): [string, string][] {
+    const plan = lane.plan;
+    const graph = state.page.graphs[plan.graph];
+    const { start, length, busy, item, reader, target, bytes: sizes, count: joined } = plan.slices;
+    const op = item[slice];
+    const many = joined[slice] > 1 ? ` and ${count(joined[slice] - 1)} more` : "";
+    const rows: [string, string][] = [];
+    if (lane.device) {
+      rows.push(["op", graph.names[op] + many]);
+      rows.push(["module", modulePath(graph.paths, graph.parent, graph.node[op]) || "none"], ["kind", graph.kinds[graph.kind[op]]]);
+    } else {
+      rows.push(["output of", graph.names[op] + many], ["for", `${graph.names[reader[slice]]} on ${plan.devices[target[slice]].name}`]);
+    }
+    rows.push([lane.device ? "device" : "channel", lane.name]);
+    rows.push(["from", seconds(start[slice])], ["takes", seconds(many ? busy[slice] : length[slice])]);
+    rows.push(["bytes", lane.device ? `${bytes(graph.bytes[op])} made${graph.resident[op] ? `, ${bytes(graph.resident[op])} kept` : ""}` : bytes(sizes[slice])]);
+    if (lane.device) rows.push(["cost", state.page.labels[plan.label[op]]]);
+    if (lane.device && moved?.[op]) {
+      const there = plan === state.plan ? state.other! : state.plan;
+      rows.push(["other plan", there.devices[there.device[op]].name]);
+    }
+    return rows;
+  }
+
+  function showTip(hit: Hit | null, x: number, y: number): void {
+    tip.hidden = !hit;
+    if (!hit) return;
+    tip.replaceChildren(...describe(hit).map(([name, value]) => h("div", {}, h("b", {}, name), h("span", {}, value))));
+    const room = canvas.width;
+    const wide = Math.min(320, room - 16);
+    tip.style.width = `${wide}px`;
+    tip.style.left = `${Math.max(4, Math.min(x + 14, room - wide - 4))}px`;
+    tip.style.top = `${y + 18}px`;
+  }
+
+  function go(hit: Hit): void {
+    showTip(null, 0, 0);
+    if (hit.lane.plan !== state.plan) state.show(state.beside!, state.shown);
+    jump(hit.lane.plan.slices.item[hit.slice]);
+  }
+
+  // ---- hands
+
+  const canvas = new TimeCanvas(state, label, draw, arrange);
+  canvas.canvas.addEventListener("pointermove", (event) => {
+    const hit = hitAt(event.offsetX, event.offsetY);
+    canvas.canvas.style.cursor = hit ? "pointer" : "grab";
+    if (event.pointerType === "mouse") showTip(event.buttons ? null : hit, event.offsetX, event.offsetY);
+  });
+  canvas.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && showTip(null, 0, 0));
+  canvas.canvas.addEventListener("click", (event) => {
+    const hit = hitAt(event.offsetX, event.offsetY);
+    const touched = (event as PointerEvent).pointerType === "touch";
+    if (hit && (!touched || (cursor && cursor.slice === hit.slice && cursor.lane === hit.lane))) return go(hit);
+    cursor = hit; // a finger shows first, and goes at the second tap
+    showTip(hit, event.offsetX, event.offsetY);
+    canvas.soon();
+  });
+  canvas.canvas.addEventListener("keydown", (event) => {
+    if (event.shiftKey || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 0, ArrowUp: 0 }[event.key];
+    if (event.key === "Enter" && cursor) go(cursor);
+    else if (event.key === "Escape") cursor = null;
+    else if (step === undefined) return;
+    else if (step === 0 || !cursor) cursor = toLane(event.key === "ArrowUp" ? -1 : cursor ? 1 : 0);
+    else cursor = { lane: cursor.lane, slice: Math.min(Math.max(cursor.slice + step, cursor.lane.first), cursor.lane.last - 1) };
+    event.preventDefault();
+    follow();
+  });
+  canvas.canvas.addEventListener("blur", () => showTip(null, 0, 0));
+
+  function toLane(step: number): Hit | null {
+    const used = lanes.filter((lane) => lane.last > lane.first);
+    if (!used.length) return null;
+    const at = cursor ? used.indexOf(cursor.lane) : 0;
+    const lane = used[Math.min(Math.max(at + step, 0), used.length - 1)];
+    const time = cursor ? cursor.lane.plan.slices.start[cursor.slice] : state.from;
+    const slice = Math.min(firstReaching(reaches(lane.plan), lane.first, lane.last, time), lane.last - 1);
+    return { lane, slice };
+  }
+
+  function follow(): void {
+    if (cursor) {
+      const from = cursor.lane.plan.slices.start[cursor.slice];
+      const width = state.to - state.from;
+      if (from < state.from || from > state.to) state.look(from - width / 2, from + width / 2);
+      showTip(cursor, canvas.x(from), cursor.lane.y + cursor.lane.tall);
+      said.textContent = describe(cursor).map(([name, value]) => `${name} ${value}`).join(", ");
+    } else showTip(null, 0, 0);
+    canvas.soon();
+  }
+
+  const middle = () => (state.from + state.to) / 2;
+  const tools = h(
+    "div", { class: "tools", role: "group", "aria-label": "Zoom" },
+    button("−", "Zoom out", () => state.zoom(2, middle())),
+    button("+", "Zoom in", () => state.zoom(0.5, middle())),
+    button("Whole run", "Show the whole run", () => state.look(0, state.end)),
+    more,
+  );
+  const throughput = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
+  return section(
+    "timeline", "Timeline",
+    `What each device and channel does, over time.${throughput} Drag to move, pinch or Ctrl and wheel to zoom, click an op to find it in the graph.`,
+    h("div", { class: "bar" }, tools, legend),
+    h("div", { class: "over panel" }, canvas.canvas, tip),
+    said,
+  );
+}
+
+/** [lanes + 1] where the slices of each lane begin. */
+function laneRanges(plan: Plan): Uint32Array {
+  const ranges = new Uint32Array(plan.devices.length + plan.channels.length + 1);
+  for (const lane of plan.slices.lane) ranges[lane + 1]++;
+  for (let i = 1; i < ranges.length; i++) ranges[i] += ranges[i - 1];
+  return ranges;
+}
+
+const known = new WeakMap<Plan, Float64Array>();
+
+/** The latest end among the slices of a lane so far, which grows along the lane. */
+function reaches(plan: Plan): Float64Array {
+  let found = known.get(plan);
+  if (!found) {
+    const { lane, start, length } = plan.slices;
+    found = new Float64Array(lane.length);
+    for (let i = 0; i < lane.length; i++) {
+      const end = start[i] + length[i];
+      found[i] = i && lane[i] === lane[i - 1] ? Math.max(found[i - 1], end) : end;
+    }
+    known.set(plan, found);
+  }
+  return found;
+}
+
+function firstReaching(reach: Float64Array, low: number, high: number, time: number): number {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (reach[middle] < time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+function shortName(name: string): string {
+  return name.slice(name.lastIndexOf(".") + 1);
+}
+
+/** The module of a node, or of what is around it. */
+export function modulePath(paths: string[], parent: Int32Array, node: number): string {
+  while (node > 0 && !paths[node]) node = parent[node];
+  return node > 0 ? paths[node] : "";
+}

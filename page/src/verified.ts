@@ -1,0 +1,55 @@
+// What a real run of the plan showed (`placewise verify`), beside what was predicted.
+
+import { h, section } from "./dom";
+import { bytes, change, count, seconds } from "./format";
+import type { State } from "./state";
+import { table } from "./table";
+
+export function verified(state: State): HTMLElement {
+  const holder = h("div");
+  const element = section("verified", "Predicted and measured", null, holder);
+
+  function draw(): void {
+    const seen = state.plan.verified;
+    element.hidden = !seen;
+    if (!seen) return;
+    const bars: [string, number, number | null][] = [
+      ["predicted", seen.predicted, null],
+      ["measured", seen.placed, seen.placed_spread],
+      ["without a plan", seen.plain, seen.plain_spread],
+    ];
+    const most = Math.max(...bars.map(([, value]) => value)) || 1;
+    const off = `The measured time is ${change(seen.predicted, seen.placed)} than predicted`.replace("the same than", "the same as");
+    holder.replaceChildren(
+      h("p", { class: "about" }, `${seen.holds ? "Everything that the plan claims held" : "Not everything that the plan claims held"}, run by ${seen.engine} (${seen.library}). ${off}.`),
+      h(
+        "div", { class: "card why" },
+        ...bars.map(([name, value, spread]) =>
+          h(
+            "div", { class: "row" },
+            h("span", { class: "name" }, name),
+            h("span", { class: "parts" }, h("span", { style: `width:${(100 * value) / most}%;background:${name === "predicted" ? "var(--channel)" : "var(--accent)"}` })),
+            h("span", { class: "number" }, seconds(value) + (spread === null ? "" : ` ± ${seconds(spread)}`)),
+          ),
+        ),
+      ),
+      table("What was tried", [
+        { name: "Claim", text: true, value: (f) => f.claim },
+        { name: "Predicted", value: (f) => f.claimed ?? -1, show: (f) => amount(f.claim, f.claimed) },
+        { name: "Found", value: (f) => f.found ?? -1, show: (f) => amount(f.claim, f.found) },
+        { name: "Verdict", text: true, value: (f) => f.verdict, show: (f) => h("span", { class: f.verdict === "holds" ? "good" : "bad" }, f.verdict) },
+      ], seen.findings, 0),
+    );
+  }
+
+  state.on(["plan"], draw);
+  draw();
+  return element;
+}
+
+function amount(claim: string, value: number | null): string {
+  if (value === null) return "–";
+  if (claim.startsWith("memory")) return bytes(value);
+  if (claim === "placement") return `${count(value)} ops`;
+  return claim === "outputs" ? value.toExponential(1) : seconds(value);
+}

@@ -1,0 +1,413 @@
+"""The page: what Python writes into it, and what it does in a browser (Debian's Chromium, driven by Playwright)."""
+
+import base64
+import gzip
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placewise.cluster import Device, full_mesh
+from placewise.costs import Costs
+from placewise.driver import Budget, plan
+from placewise.files import load_problem
+from placewise.graph import GraphBuilder
+from placewise.plans import Plan
+from placewise.problem import Problem
+from placewise.report import page
+from placewise.report.page import to_page
+from placewise.simulator import simulate
+from problems import random_problem
+
+ROOT = Path(__file__).parent.parent
+MARKUP = '</script><img src=x onerror="window.hurt=1">{{data}}'
+
+
+def planned(problem, placement, **about):
+    timeline = simulate(problem, np.array(placement))
+    return Plan(problem, np.array(placement), None, timeline.value, timeline.value / 2, "by-hand", "0", **about)
+
+
+def layers(count=6, name="net"):
+    """A chain of layers, each a module with two ops; the first op's name holds markup."""
+    build = GraphBuilder(name)
+    x = build.op(MARKUP, kind="input", outputs=[4e6])
+    for i in range(count):
+        x = build.op(f"layers.{i}.mul", kind="matmul", op_modules=f"layers.{i}", inputs=x, outputs=[4e6], resident=1e6)
+        x = build.op(f"layers.{i}.add", kind="add", op_modules=f"layers.{i}", inputs=x, outputs=[4e6])
+    devices = [Device("fast", memory=9e6), Device("slow", memory=1e9), Device("idle")]
+    graph = build.graph()
+    seconds = np.tile([1e-3, 2e-3, 4e-3], (graph.num_ops, 1))
+    return Problem(graph, full_mesh(devices, 1e9, 1e-5, MARKUP), Costs.create(seconds, "modelled"))
+
+
+def unpacked(text):
+    """The data of a page, read as the page reads it."""
+    packed = text.split('id="data">')[1].split("</script>")[0]
+    raw = gzip.decompress(base64.b64decode(packed))
+    size = int.from_bytes(raw[:8], "little")
+
+    def arrays(value):
+        if isinstance(value, dict) and "$" in value:
+            return np.frombuffer(raw, f"<{value['$']}", value["n"], 8 + size + value["at"])
+        if isinstance(value, dict):
+            return {key: arrays(one) for key, one in value.items()}
+        return [arrays(one) for one in value] if isinstance(value, list) else value
+
+    return arrays(json.loads(raw[8 : 8 + size]))
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_the_bundle_is_made_from_the_sources():
+    """Otherwise: cd page && npm ci && npm run build."""
+    folder = ROOT / "page"
+    names = ["build.mjs", "package-lock.json", "tsconfig.json", *(f"src/{f.name}" for f in (folder / "src").iterdir())]
+    digest = hashlib.sha256(b"".join((folder / name).read_bytes() for name in sorted(names))).hexdigest()
+    bundle = (ROOT / "src/placewise/report/html/page.js").read_text(encoding="utf-8")
+    assert bundle.startswith(f"/* sources {digest} */"), "page/ has changed: cd page && npm ci && npm run build"
+    assert "Permission is hereby granted" in bundle  # who passes on the page passes on the licences
+    assert (ROOT / "src/placewise/report/html/template.html").read_text() == (folder / "src/template.html").read_text()
+
+
+def test_names_never_meet_the_markup():
+    text = to_page([planned(layers(name=MARKUP), [0] * 7 + [1] * 6)])
+    assert text.count("</script>") == 2
+    assert "<img" not in text
+    assert "&lt;/script&gt;&lt;img" in text  # the title
+    assert unpacked(text)["graphs"][0]["names"][0] == MARKUP
+
+
+def test_slices_tile_what_devices_and_channels_do():
+    problem = layers()
+    found = planned(problem, [0] * 5 + [1] * 8)
+    shown = unpacked(to_page([found]))["plans"][0]
+    lane, length = shown["slices"]["lane"], shown["slices"]["length"]
+    busy = np.bincount(lane, length)
+    assert busy[:2] == pytest.approx(found.timeline.busy[:2])
+    assert [channel["name"] for channel in shown["channels"]] == ["fast->slow"]
+    assert busy[3] == pytest.approx(0.004 + 1e-5)
+    assert (np.diff(shown["slices"]["start"][lane == 0]) > 0).all()
+    chain = shown["chain"]
+    assert sum(chain["length"]) == pytest.approx(found.value)
+    assert set(chain["lane"]) == {0, 1, 3}
+    assert [device["memory"] for device in shown["devices"]] == [9e6, 1e9, None]
+    assert max(shown["memory"][0]["bytes"]) == pytest.approx(found.timeline.peak[0])
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=25, deadline=None)
+def test_what_is_joined_adds_up_to_what_it_was(seed):
+    """Ops as items, slices and moments of memory: few of them hold the same ops, seconds and peaks as all."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, max_ops=60, objective="latency")
+    plans = []
+    for _ in range(2):
+        allowed = [rng.choice(np.flatnonzero(may)) for may in problem.unit_allowed]
+        placement = np.array(allowed, np.int32)[problem.unit]
+        plans.append(planned(problem, placement))
+    whole = unpacked(to_page(plans))
+    with pytest.MonkeyPatch.context() as limits:
+        for name, value in (("MAX_ITEMS", 20), ("MAX_SLICES", 15), ("MAX_POINTS", 5)):
+            limits.setattr(page, name, value)
+        joined = unpacked(to_page(plans))
+    (all_ops,), (items,) = whole["graphs"], joined["graphs"]
+    assert items["count"].sum() == len(all_ops["names"]) == problem.num_ops
+    for i, one in enumerate(plans):
+        few, many = joined["plans"][i], whole["plans"][i]
+        assert few["slices"]["busy"].sum() == pytest.approx(many["slices"]["busy"].sum(), rel=1e-5, abs=1e-9)
+        assert few["slices"]["count"].sum() == many["slices"]["count"].sum()
+        assert few["time"].sum() == pytest.approx(many["time"].sum(), rel=1e-5, abs=1e-9)
+        assert many["device"].tolist() == one.placement.tolist()
+        ops_on = np.bincount(few["device"], items["count"], problem.num_devices)
+        assert ops_on.tolist() == np.bincount(one.placement, minlength=problem.num_devices).tolist()
+        for a, b in zip(few["memory"], many["memory"], strict=True):
+            assert a["bytes"].max() == b["bytes"].max()
+    moved = plans[0].placement != plans[1].placement
+    devices = [joined["plans"][i]["device"] for i in (0, 1)]
+    assert items["count"][devices[0] != devices[1]].sum() == moved.sum()
+
+
+def test_modules_fold_into_few():
+    problem = layers(200)
+    shown = unpacked(to_page([planned(problem, [1] * problem.num_ops)]))["graphs"][0]
+    children = (
+        np.bincount(shown["parent"][1:])
+        + np.bincount(shown["node"], minlength=len(shown["parent"]))[: shown["parent"].max() + 1]
+    )
+    assert children.max() <= page.FAN
+    assert (shown["parent"][1:] < np.arange(1, len(shown["parent"]))).all()  # the page relies on it
+    of_op = [shown["paths"][node] for node in shown["node"]]
+    assert of_op == list(problem.graph.op_modules)
+
+
+def test_plans_of_different_graphs_share_a_page():
+    shown = unpacked(to_page([planned(layers(n), [1] * (2 * n + 1)) for n in (2, 3)]))
+    assert [one["graph"] for one in shown["plans"]] == [0, 1]
+    assert [graph["ops"] for graph in shown["graphs"]] == [5, 7]
+
+
+# ---- in a browser ----------------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not CHROMIUM:
+        pytest.skip("there is no chromium; apt-get install chromium")
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens plans as a page; whatever it complains of, or asks the world for, fails the test."""
+    heard = []
+    contexts = []
+
+    def open_page(*plans, titles=None, verified=(), **settings):
+        file = tmp_path / "page.html"
+        file.write_text(to_page(plans, titles, verified), encoding="utf-8")
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", **settings)
+        contexts.append(context)
+        view = context.new_page()
+        view.on("console", lambda message: heard.append(message.text))
+        view.on("pageerror", lambda error: heard.append(str(error)))
+        view.on("request", lambda request: request.url.startswith(("file:", "data:")) or heard.append(request.url))
+        view.goto(file.as_uri())
+        view.wait_for_selector("html[data-ready]")
+        return view
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert heard == []
+
+
+@pytest.fixture(scope="module")
+def both():
+    """Two plans of one problem: all that fits on the fast device first, and all on the slow one."""
+    problem = layers()
+    history = ((0.0, 1, 0.03), (0.1, 5, 0.02))
+    return planned(problem, [0] * 5 + [1] * 8, history=history), planned(problem, [1] * 13)
+
+
+def box_names(view):
+    return view.locator(".box .name span:first-child").all_inner_texts()
+
+
+def lane_middle(view, row):
+    """Where to point to: the lanes of devices come first, 36 pixels each."""
+    area = view.locator("#timeline canvas").bounding_box()
+    return area["x"], area["y"] + 30 + 36 * row + 16, area["width"]
+
+
+def test_the_verdict_comes_first(opened, both):
+    view = opened(both[0])
+    cards = view.locator("#verdict .card").all_inner_texts()
+    assert "25.0 ms" in cards[0]  # 5 ms, a transfer of 4 ms, 16 ms
+    assert "50%" in cards[1]
+    assert "on fast" in cards[2]
+    assert "chain of steps" in cards[3]
+    assert view.title() == f"net on {MARKUP}"
+
+
+def test_a_name_with_markup_is_text(opened, both):
+    view = opened(both[0])
+    assert view.evaluate("window.hurt") is None
+    assert view.locator("img").count() == 0
+    assert MARKUP in view.locator("h1").inner_text()
+    assert MARKUP in box_names(view)
+
+
+def test_hovering_tells_of_op_and_transfer(opened, both):
+    view = opened(both[0])
+    left, y, width = lane_middle(view, 0)
+    view.mouse.move(left + 140, y)
+    tip = view.locator(".tip")
+    told = dict(row.split("\n") for row in tip.locator("div").all_inner_texts())
+    assert told["op"] == MARKUP
+    assert (told["device"], told["takes"], told["cost"]) == ("fast", "1.00 ms", "modelled")
+    assert told["bytes"] == "3.81 MiB made"
+    view.mouse.move(left + width - 20, lane_middle(view, 1)[1])
+    told = dict(row.split("\n") for row in tip.locator("div").all_inner_texts())
+    assert told["op"] == "layers.5.add"
+    assert told["module"] == "layers.5"
+    view.mouse.move(left + 140, 5)
+    assert tip.is_hidden()
+
+
+def test_zoom_pan_and_the_whole(opened, both):
+    view = opened(both[0])
+    seen = []
+
+    def first_op():
+        left, y, _ = lane_middle(view, 0)
+        view.mouse.move(left + 125, 5)
+        view.mouse.move(left + 125, y)
+        tip = view.locator(".tip")
+        seen.append(tip.locator("div span").first.inner_text() if tip.is_visible() else "")
+
+    first_op()
+    canvas = view.locator("#timeline canvas")
+    canvas.focus()
+    for _ in range(4):
+        view.keyboard.press("+")
+    view.keyboard.press("Shift+ArrowRight")
+    first_op()  # far from the first op now, which has left the screen
+    view.get_by_label("Show the whole run").click()
+    first_op()
+    left, y, _ = lane_middle(view, 0)
+    view.get_by_label("Zoom in").click()
+    view.mouse.move(left + 900, y)
+    view.mouse.down()
+    view.mouse.move(left + 400, y, steps=4)
+    view.mouse.up()
+    first_op()
+    assert seen[0] == seen[2] == MARKUP
+    assert seen[1] != MARKUP
+    assert seen[3] != MARKUP
+    assert view.locator(".box.now").count() == 0  # a drag is no click
+
+
+def test_a_click_in_the_timeline_unfolds_the_graph(opened, both):
+    view = opened(both[0])
+    before = box_names(view)
+    assert "layers.0.mul" not in before
+    left, y, width = lane_middle(view, 1)
+    view.mouse.click(left + width - 20, y)
+    assert "add" in box_names(view)
+    assert view.locator(".box.now").get_attribute("aria-label").startswith("add: add · 2.00 ms, on slow")
+    view.get_by_role("button", name="Show it in the timeline").click()
+    assert view.locator("#timeline canvas").is_visible()
+
+
+def test_the_graph_folds_and_unfolds(opened, both):
+    view = opened(both[0])
+    view.get_by_label("Fold everything").click()
+    assert sorted(box_names(view)) == sorted([MARKUP, "layers"])
+    folded = view.locator(".box.folded")
+    assert "12 ops" in folded.inner_text()
+    assert "fast + slow" in folded.inner_text()
+    folded.click()
+    assert sorted(box_names(view)) == sorted([MARKUP, *"012345"])
+    assert view.locator(".sheet path").count() == 6
+    assert view.locator(".sheet path.crosses").count() == 1
+    view.locator(".box.folded").first.press("Enter")
+    assert {"mul", "add"} <= set(box_names(view))
+    view.locator(".box.now").press("Backspace")
+    assert sorted(box_names(view)) == sorted([MARKUP, *"012345"])
+
+
+def test_tables_sort_and_filter(opened, both):
+    view = opened(both[0])
+
+    def column(i):
+        return view.locator(f"#ops tbody td:nth-child({i})").all_inner_texts()
+
+    assert column(5) == ["2.00 ms"] * 8
+    head = view.locator("#ops th").nth(0)
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert column(1)[:2] == [MARKUP, "layers.0.add"]
+    view.get_by_label("Filter Ops").fill("layers.3")
+    assert column(1) == ["layers.3.add", "layers.3.mul"]
+    assert "2 rows" in view.locator("#ops").inner_text()
+    view.get_by_label("Filter Ops").fill("")
+    view.get_by_label("Show more rows of Ops").click()
+    assert len(column(1)) == 13
+    modules = view.locator("#modules tbody td:first-child").all_inner_texts()
+    assert modules[0] == "layers"
+    view.locator("#ops").get_by_role("button", name="Show layers.3.add in the graph").click()
+    assert view.locator(".box.now .name").inner_text() == "add"
+
+
+def test_plans_are_compared(opened, both):
+    view = opened(*both, titles=["old", "new"])
+    time = view.locator("#verdict .card").first
+    assert "25.0 ms" in time.inner_text()  # the better one is shown
+    assert "3.8% less than new; 5 of 13 ops moved" in time.inner_text()
+    moved = view.locator("#compare .table").nth(1)
+    assert moved.locator("tbody tr").count() == 5
+    row = moved.locator("tbody tr", has_text="layers.1.add").inner_text().split("\t")
+    assert [cell.strip() for cell in row[2:]] == ["slow", "fast", "2.00 ms", "1.00 ms"]
+    view.get_by_role("button", name="Swap the two plans").click()
+    assert "4.0% more than old" in time.inner_text()
+    assert view.locator(".box.moved").count() > 0
+    view.get_by_label("Beside").select_option("none")
+    assert "ops moved" not in view.locator("body").inner_text()
+
+
+def test_predicted_beside_measured(opened, both):
+    findings = [{"claim": "time", "claimed": 0.022, "found": 0.03, "verdict": "+36%"}]
+    seen = {"engine": "torch", "library": MARKUP, "holds": False, "predicted": 0.022, "placed": 0.03, "plain": 0.05}
+    seen |= {"placed_spread": 0.001, "plain_spread": 0.002, "findings": findings}
+    view = opened(both[0], verified=[seen])
+    shown = view.locator("#verified").inner_text()
+    assert "36% more than predicted" in shown
+    assert "30.0 ms ± 1.00 ms" in shown
+    assert view.locator("#verified tbody .bad").inner_text() == "+36%"
+    assert opened(both[0]).locator("#verified").is_hidden()
+
+
+def test_planning_is_drawn(opened, both):
+    view = opened(both[0])
+    assert "from 30.0 ms to 20.0 ms in 2 steps" in view.locator("#progress svg").get_attribute("aria-label")
+    assert opened(both[1]).locator("#progress").is_hidden()
+
+
+def test_the_keyboard_reaches_everything(opened, both):
+    view = opened(both[0])
+    view.locator("#timeline canvas").focus()
+    view.keyboard.press("ArrowRight")
+    said = view.locator("#timeline [aria-live]")
+    assert f"op {MARKUP}" in said.text_content()
+    view.keyboard.press("ArrowRight")
+    assert "op layers.0.mul" in said.text_content()
+    view.keyboard.press("ArrowDown")
+    assert "device slow" in said.text_content()
+    view.keyboard.press("Enter")
+    assert view.evaluate("document.activeElement.classList.contains('box')")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_in_either_light(opened, both, width):
+    for scheme in ("light", "dark"):
+        view = opened(*both, color_scheme=scheme)
+        view.set_viewport_size({"width": width, "height": 800})
+        assert view.evaluate("document.documentElement.scrollWidth") == width
+        shade = "getComputedStyle(document.body).backgroundColor"
+        before = view.evaluate(shade)
+        view.get_by_label("Switch between dark and light").click()
+        after = view.evaluate(shade)
+        dark, light = "rgb(20, 21, 23)", "rgb(246, 246, 244)"
+        assert (before, after) == ((light, dark) if scheme == "light" else (dark, light))
+
+
+def test_pipelines_show_loads(opened):
+    problem = load_problem("alexnet", "two-gpus-one-host", objective="throughput")
+    found = plan(problem, "heft", budget=Budget(evaluations=100))
+    view = opened(found)
+    loads = view.locator("#verdict .row.pace .number").all_inner_texts()
+    assert loads
+    assert loads[0].split(" ·")[0] in view.locator("#verdict .card").first.inner_text()
+    assert view.locator("#verdict .row .line").count() >= 1
+
+
+def test_it_prints(opened, both):
+    view = opened(both[0], color_scheme="dark")
+    pdf = view.pdf()
+    assert pdf.startswith(b"%PDF")
+    view.emulate_media(media="print")
+    assert view.locator("nav").is_hidden()
+    assert view.locator("#timeline canvas").is_visible()

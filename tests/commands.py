@@ -6,8 +6,8 @@ from rich.cells import cell_len
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [
-    "plan", "compare", "simulate", "check", "explain", "export", "engines", "planners", "devices", "import", "profile",
-    "zoo", "train", "verify",
+    "plan", "compare", "simulate", "check", "explain", "report", "export", "engines", "planners", "devices", "import",
+    "profile", "zoo", "train", "verify",
 ]  # fmt: skip
 
 

@@ -396,7 +396,7 @@ def test_it_fits_in_either_light(opened, both, width):
 
 def test_pipelines_show_loads(opened):
     problem = load_problem("alexnet", "two-gpus-one-host", objective="throughput")
-    found = plan(problem, "heft", budget=Budget(evaluations=100))
+    found = plan(problem, "blocks-by-load", budget=Budget(evaluations=100))
     view = opened(found)
     loads = view.locator("#verdict .row.pace .number").all_inner_texts()
     assert loads

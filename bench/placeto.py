@@ -1,7 +1,8 @@
 """Placeto: graphs that the shipped policy has not seen, training on the very graph, and ColocRL's evaluations.
 
 Values are modelled times, as ratios to the best that any method here has found. Held-out graphs come from the same
-generators as the training, with other seeds; held-out models and boxes are bundled ones that no training sees.
+generators as the training, with other seeds; held-out models and boxes are bundled ones that no training sees. Settings
+were chosen on draws 77 and 2026; what is quoted comes from others.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def best_known(problem: Problem) -> float:
     return min(value(problem, "local-search", 6000), value(problem, "heft", 6000), value(problem, "list-search", 2000))
 
 
-def held_out(family: str, count: int) -> Iterator[Problem]:
+def held_out(family: str, count: int, draw: int) -> Iterator[Problem]:
     """Graphs that have a plan, drawn with seeds that no training uses."""
     seed = 0
     while count:
-        problem = families.draw(family, np.random.default_rng([2026, families.NAMES.index(family), seed]))
+        problem = families.draw(family, np.random.default_rng([draw, families.NAMES.index(family), seed]))
         seed += 1
         if np.isfinite(best_known(problem)):
             count -= 1
@@ -60,9 +61,9 @@ def ratios(problems: list[Problem], seeds: tuple[int, ...], *run: Any, **options
     return np.array([[value(p, *run, seed=s, **options) / best_known(p) for p in problems] for s in seeds])
 
 
-def zero_shot(graphs: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def zero_shot(graphs: int, draw: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(by family, by what is asked for)."""
-    by_family: dict[str, list[Problem]] = {family: list(held_out(family, graphs)) for family in families.NAMES}
+    by_family: dict[str, list[Problem]] = {family: list(held_out(family, graphs, draw)) for family in families.NAMES}
     every = [problem for problems in by_family.values() for problem in problems]
     harness.progress(f"{len(every)} graphs")
     by_kind: dict[str, list[Problem]] = {}
@@ -71,6 +72,7 @@ def zero_shot(graphs: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     tried = {
         "random": ratios(every, (0,), "random", 1000),
         "heft": ratios(every, (0,), "heft", 1000),
+        "auto": ratios(every, (0,), "auto", 1000),
         "shipped": ratios(every, SEEDS, "placeto", 10**6),
     }
     return _rows("family", by_family, every, tried), _rows("asked for", by_kind, every, tried)
@@ -96,8 +98,7 @@ def _rows(
             {
                 title: name,
                 "fit": f"{ours.shape[1]}/{len(mine)}",
-                "random": _mean(tried["random"][:, mine]),
-                "heft": _mean(tried["heft"][:, mine]) if np.isfinite(tried["heft"][:, mine]).any() else "-",
+                **{name: _mean(tried[name][:, mine]) for name in ("random", "heft", "auto")},
                 "shipped": spread([_mean(row) for row in ours]),
                 "10%": low, "50%": middle, "90%": high,
             }
@@ -107,10 +108,10 @@ def _rows(
 
 def _mean(found: np.ndarray) -> float:
     """Over those that have a plan."""
-    return float(found[np.isfinite(found)].mean())
+    return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else np.nan
 
 
-def trained(evaluations: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def trained(evaluations: int, draw: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(final values, evaluations until a method has what ColocRL reaches within one percent)."""
     runs: dict[str, tuple[str, dict[str, Any]]] = {
         "random": ("random", {"samples": evaluations}),
@@ -120,7 +121,7 @@ def trained(evaluations: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]
         "shipped": ("placeto", {}),
         "shipped+": ("placeto", {"train": True, "rate": 1e-3}),
     }
-    graphs = {family: next(held_out(family, 1)) for family in families.NAMES}
+    graphs = {family: next(held_out(family, 1, draw)) for family in families.NAMES}
     graphs["inception-v3"] = load_problem("inception-v3", "placeto-2")
     ends, counts = [], []
     for graph, problem in graphs.items():
@@ -186,11 +187,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     tables = {}
     if "zero-shot" in options.sections:
         title = "Held-out graphs: mean ratio to the best known; three seeds; quantiles over graphs and seeds"
-        tables[title], tables["The same graphs by what is asked for"] = zero_shot(options.graphs)
+        tables[title], tables["The same graphs by what is asked for"] = zero_shot(options.graphs, options.draw)
     if "models" in options.sections:
         tables["Held-out models or boxes: ratio to the best known"] = models()
     if "trained" in options.sections:
-        ends, counts = trained(options.evaluations)
+        ends, counts = trained(options.evaluations, options.draw)
         title = f"One held-out graph of each family, {options.evaluations} evaluations: ratio to the best known"
         tables[f"{title}, mean and range of three seeds"] = ends
         title = "Evaluations until a method has what ColocRL reaches with all of them, within 1%"
@@ -204,5 +205,6 @@ if __name__ == "__main__":
         measure,
         sections={"nargs": "+", "choices": SECTIONS, "default": list(SECTIONS), "help": "which tables"},
         graphs={"type": int, "default": 8, "help": "of each family"},
-        evaluations={"type": int, "default": 1000, "help": "of a training"},
+        evaluations={"type": int, "default": 2000, "help": "of a training"},
+        draw={"type": int, "default": 2027, "help": "the number that graphs are drawn by; default: %(default)s"},
     )

@@ -14,7 +14,7 @@ from learning import all_of, evaluated_and_trained, exact_gradient, known_optimu
 from placewise import Budget, Execution, plan
 from placewise.driver import Context
 from placewise.errors import InvalidInput
-from placewise.learned import checkpoint, grouping
+from placewise.learned import checkpoint, colocrl, grouping, placeto, reinforce
 from placewise.learned.colocrl import learner
 from placewise.learned.reinforce import update
 from problems import problem_of
@@ -147,3 +147,26 @@ def test_it_ends_by_itself():
     assert (found.evaluations, found.stopped) == (7 * 16, "finished")
     one = plan(problem_of([[3.0], [2.0]]), "colocrl", budget=Budget())
     assert math.isfinite(one.value)
+
+
+def test_a_cuda_device_is_used_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    assert reinforce.compute_device.__wrapped__() == torch.device("cuda")
+    assert capsys.readouterr().err == "training on a card\n"
+
+
+def test_all_that_a_network_works_on_is_where_the_network_is(monkeypatch):
+    """On the device `meta`, which refuses what lies elsewhere, as CUDA does."""
+    problem, _ = known_optimum()
+    monkeypatch.setattr(colocrl, "compute_device", lambda: torch.device("meta"))
+    _, policy = learner(problem, 0, options_of("colocrl"))
+    assert policy.network.sample(policy._encoded(3), policy.may.expand(3, -1, -1), torch.Generator()).is_meta
+    drawn = torch.zeros(3, policy.groups.count, dtype=torch.long, device="meta")
+    log_probability, _ = policy.score((drawn,))
+    assert log_probability.is_meta
+    log_probability.sum().backward()
+    view = placeto.view_of("devices", grouping.units(problem))
+    network = placeto.network_of(placeto.Architecture(), view, 0).to("meta")
+    states = placeto.States(*(np.zeros(shape, np.int64) for shape in ((3, 10), 3, (3, 10))), np.ones((3, 3), np.bool_))
+    assert placeto.log_probabilities(network, view, states).is_meta

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -130,7 +132,11 @@ def test_random_episodes_keep_to_what_is_allowed():
 
 @pytest.mark.parametrize("settings", [{}, {"reward": "final", "start": "random", "order": "random", "passes": 2}])
 def test_gymnasium_accepts_it(settings):
-    check_env(pw.PlacementEnv(net(memory=12.0, **WEIGHTS), **settings), skip_render_check=True)
+    gymnasium.register("Placement-v0", entry_point=pw.PlacementEnv)  # so that the checker can make another
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = gymnasium.make("Placement-v0", problem=net(memory=12.0, **WEIGHTS), **settings)
+        check_env(made.unwrapped)
 
 
 def test_what_an_environment_tells():

@@ -34,12 +34,18 @@ def actions_of(policy):
     """Every action: each way to parse, with each way to place the groups."""
     nodes, devices = policy.groups.count, policy.groups.problem.num_devices
     found = []
-    for kept in itertools.product((False, True), repeat=len(policy.groups.edges[0])):
-        group = policy.parse(torch.tensor([kept]))
+    for joined in itertools.product(*(np.flatnonzero(policy._pairs[0] == node).tolist() for node in range(nodes))):
+        group = policy.parse(torch.tensor([joined]))
         for chosen in itertools.product(range(devices), repeat=len(group.first)):
-            found.append((kept, [chosen[g] for g in group.group[0].tolist()]))
-    kept, device = zip(*found, strict=True)
-    return torch.tensor(kept).reshape(len(found), -1), torch.tensor(device).reshape(len(found), nodes)
+            found.append((joined, [chosen[g] for g in group.group[0].tolist()]))
+    joined, device = zip(*found, strict=True)
+    return torch.tensor(joined), torch.tensor(device)
+
+
+def joining(policy, others):
+    """The pairs [B, G] of nodes and whom each joins."""
+    pairs = {tuple(pair): number for number, pair in enumerate(policy._pairs.T.tolist())}
+    return torch.tensor([[pairs[node, other] for node, other in enumerate(row)] for row in others])
 
 
 def counts(policy, actions):
@@ -53,11 +59,17 @@ def counts(policy, actions):
 def test_there_is_an_action_for_each_parsing_and_placement():
     _, policy = made(small(2), keep=0.4)
     actions = actions_of(policy)
-    assert len(actions[0]) == 2**3 + 2 * 2**2 + 2  # none, one or both edges kept
+    # Op 0 joins none, 1 or 2, and these join it or none: 1 way to be apart, 3 + 3 for each pair, 5 for all together.
+    assert len(actions[0]) == 1 * 2**3 + 6 * 2**2 + 5 * 2
     log_probability, entropy = policy.score(actions)
     assert log_probability.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+    # Averaged over all actions, the entropy of the devices is that of the whole less that of parsing.
+    of_parsing = {}
+    for joined, chance in zip(actions[0].tolist(), log_probability.exp().tolist(), strict=True):
+        of_parsing[tuple(joined)] = of_parsing.get(tuple(joined), 0.0) + chance
     whole = -(log_probability.exp() * log_probability).sum().item()
-    assert (log_probability.exp() * entropy).sum().item() == pytest.approx(whole, rel=1e-4)
+    parsing = -sum(chance * math.log(chance) for chance in of_parsing.values())
+    assert (log_probability.exp() * entropy).sum().item() == pytest.approx(whole - parsing, rel=1e-4)
 
 
 def test_samples_come_as_often_as_their_score_says():
@@ -67,9 +79,9 @@ def test_samples_come_as_often_as_their_score_says():
     with torch.no_grad():
         chances = policy.score(actions)[0].exp().numpy()
         drawn = policy.sample(20_000, torch.Generator().manual_seed(0))
-    rows = [(*kept, *device) for kept, device in zip(*(part.tolist() for part in actions), strict=True)]
+    rows = [(*joined, *device) for joined, device in zip(*(part.tolist() for part in actions), strict=True)]
     number = {row: i for i, row in enumerate(rows)}
-    seen = [number[*kept, *device] for kept, device in zip(*(part.tolist() for part in drawn), strict=True)]
+    seen = [number[*joined, *device] for joined, device in zip(*(part.tolist() for part in drawn), strict=True)]
     assert chances.max() > 4 * chances.min()
     assert np.bincount(seen, minlength=len(rows)) / 20_000 == pytest.approx(chances, abs=0.015)
 
@@ -86,14 +98,14 @@ def test_the_gradient_is_that_of_the_expected_reward():
 def test_parsing_is_trained_too():
     problem = small(2)
     student, policy = made(problem, 3, keep=0.4)
-    before = [weights.clone() for weights in policy.network.edge.parameters()]
+    before = [weights.clone() for weights in policy.network.pair.parameters()]
     update(Context(problem, Budget(), 0, 0.0, None), student, policy, inverse)
-    assert any(not torch.equal(a, b) for a, b in zip(before, policy.network.edge.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.network.pair.parameters(), strict=True))
 
 
 def test_what_was_evaluated_is_trained_on():
     problem = small(3)
-    evaluated, trained = evaluated_and_trained(problem, made(problem))
+    evaluated, trained = evaluated_and_trained(problem, made(problem, epochs=1))
     assert len(evaluated) == 5 * 16
     assert (evaluated == trained).all()
 
@@ -101,12 +113,11 @@ def test_what_was_evaluated_is_trained_on():
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 
-def test_kept_edges_connect_groups():
+def test_nodes_that_join_each_other_are_a_group():
     problem = problem_of(np.ones((4, 2)), [(0, 1), (0, 2), (1, 3), (2, 3)])
     assert grouping.chains(problem).count == 4  # the paper's rule leaves a diamond as it is
     _, policy = made(problem)
-    kept = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    parsed = policy.parse(kept)
+    parsed = policy.parse(joining(policy, [[0, 1, 2, 3], [1, 1, 3, 2], [1, 3, 0, 3], [1, 3, 0, 2]]))
     assert parsed.group.tolist() == [[0, 1, 2, 3], [4, 4, 5, 5], [6, 6, 6, 6], [7, 7, 7, 7]]
     assert parsed.first.tolist() == [0, 1, 2, 3, 4, 6, 8, 12]
     assert parsed.sample.tolist() == [0, 0, 0, 0, 1, 1, 2, 3]
@@ -117,7 +128,7 @@ def test_a_group_runs_where_all_of_it_may():
     seconds = [[1.0, 1.0, math.inf], [math.inf, 1.0, 1.0], [math.inf, math.inf, 1.0]]
     problem = problem_of(seconds, [(0, 1), (0, 2), (1, 2)])
     _, policy = made(problem)
-    parsed = policy.parse(torch.tensor([[True, True, True]]))
+    parsed = policy.parse(joining(policy, [[1, 2, 2]]))
     assert parsed.group.tolist() == [[0, 0, 1]]
     assert parsed.may.tolist() == [[False, True, False], [False, False, True]]
 
@@ -126,7 +137,7 @@ def test_a_group_fits_where_it_may_run():
     # 2, 2 and 3 bytes on devices of 4 and 5 bytes: the first two fit on both, two with the third only on the larger.
     problem = problem_of(np.ones((3, 2)), [(0, 1), (0, 2)], resident=[2.0, 2.0, 3.0], memory=[4.0, 5.0])
     _, policy = made(problem)
-    parsed = policy.parse(torch.tensor([[True, False], [False, True], [True, True]]))
+    parsed = policy.parse(joining(policy, [[1, 1, 2], [2, 1, 2], [1, 1, 0]]))
     assert parsed.group.tolist() == [[0, 0, 1], [2, 3, 2], [4, 4, 5]]
     assert parsed.may.tolist() == [[True, True], [True, True], [False, True], [True, True], [True, True], [True, True]]
 
@@ -151,8 +162,8 @@ def test_the_number_of_groups_is_learned_and_does_not_collapse():
         train(ctx, student, policy, inverse, updates=300, patience=300)
         after = counts(policy, policy.sample(200, student.generator))
         assert ctx.best_value == 11.0  # both halves, and one transfer of two that does not overlap
-        assert before < 1.2 or before > 7
-        assert 2 <= after.mean() < 7
+        assert before < 2.5 or before > 7
+        assert 2 <= after.mean() < 8
         assert (after > 1).mean() > 0.95  # one group would be one device
 
 

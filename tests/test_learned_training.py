@@ -11,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from placewise import plan
+from placewise import Budget, plan
+from placewise.driver import Context
 from placewise.errors import InvalidInput, Unsupported
-from placewise.learned import checkpoint, training
+from placewise.learned import checkpoint, one_graph, training
+from placewise.learned.reinforce import update
+from placewise.planners import get
 from problems import problem_of
 
 SMALL = {
@@ -105,8 +109,6 @@ def test_without_problems_it_learns_from_families(tmp_path):
 
 
 def _options():
-    from placewise.planners import get
-
     return get("placeto").settings(SMALL["placeto"])
 
 
@@ -161,9 +163,9 @@ def test_a_policy_lends_its_weights_alone(tmp_path):
     [
         ({"seed": -1}, "seed = -1"),
         ({"evaluations": -5}, "evaluations = -5"),
-        ({"options": {"batch": 0}}, "batch of placeto = 0"),
-        ({"options": {"width": 100_000}}, "width of placeto = 100000"),
-        ({"options": {"discount": 2.0}}, "discount of placeto = 2"),
+        ({"options": {"batch": 0}}, "batch = 0"),
+        ({"options": {"width": 100_000}}, "width = 100000"),
+        ({"options": {"discount": 2.0}}, "discount = 2"),
         ({"resume": True, "policy": "x"}, "no place beside it"),
     ],
 )
@@ -187,3 +189,42 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         plan(small(), "placeto", options={"policy": str(tmp_path / "broken")})
     with pytest.raises(InvalidInput, match="is a folder"):
         plan(small(), "placeto", options={"policy": str(tmp_path)})
+
+
+@pytest.mark.parametrize("method", ["colocrl", "hierarchical", "hsdag"])
+def test_a_policy_of_one_graph_plans_that_graph(method, tmp_path):
+    out = tmp_path / "policy.safetensors"
+    train(method, out, 600, problems=[small(9)])
+    ours = {"samples": 4, "patience": 1000, "hidden": 16, "policy": str(out)}  # the network is what the file says
+
+    def planned(**options):
+        return plan(small(9), method, budget=Budget(evaluations=100), options=ours | options)
+
+    as_it_is, gone_on = planned(), planned(train=True)
+    assert as_it_is.value <= planned(policy="none", rate=0.0).value
+    assert as_it_is.history[0][1:] == gone_on.history[0][1:]  # the same weights at first
+    with pytest.raises(InvalidInput, match="serves the one problem that it was trained on"):
+        plan(small(6), method, options=ours)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        plan(small(), method, options={"policy": str(tmp_path / "nothing")})
+
+
+@pytest.mark.parametrize("method", ["colocrl", "hierarchical", "hsdag"])
+def test_a_training_that_diverges_says_so(method):
+    learner, policy, reward = one_graph.pupil(method, small(), 0, get(method).settings(SMALL[method]))
+    for weights in learner.network.parameters():
+        torch.nn.init.constant_(weights, float("nan"))
+    with pytest.raises(InvalidInput, match=r"diverged .* smaller option rate"):
+        update(Context(small(), Budget(), 0, 0.0, None), learner, policy, reward)
+
+
+def test_a_placeto_that_diverges_says_so():
+    with pytest.raises(InvalidInput, match=r"diverged .* smaller option rate"):
+        plan(small(9), "placeto", budget=Budget(evaluations=3000), options={"policy": "none", "rate": 1e6})
+
+
+@pytest.mark.parametrize(("method", "option"), [("colocrl", "hidden"), ("hierarchical", "hidden"), ("hsdag", "hidden"),
+    ("placeto", "width"), ("colocrl", "samples"), ("hsdag", "epochs")])  # fmt: skip
+def test_networks_that_no_machine_has_room_for_are_refused(method, option):
+    with pytest.raises(InvalidInput, match=f"option {option} = 1000000000"):
+        plan(small(), method, options={option: 10**9})

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from placewise.errors import InvalidInput
 from placewise.learned import features
 from placewise.learned.grouping import Groups, at_most, coplace
-from placewise.learned.reinforce import Actions, Learner, Settings, compute_device, seeded
+from placewise.learned.reinforce import Actions, Learner, Settings, check, compute_device, seeded
 from placewise.learned.seq2seq import Seq2Seq
 from placewise.problem import Problem
 
@@ -58,8 +57,7 @@ def embedding(groups: Groups) -> NDArray[np.float64]:
 
 def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, GroupPolicy]:
     """A network that has learned nothing yet, and how to train it; the options are the planner's."""
-    if options["groups"] < 1:
-        raise InvalidInput("option groups = 0: it must be 1 or more")
+    check(options, groups=(1, np.inf))
     groups = at_most(coplace(problem), options["groups"])
     seen = embedding(groups)
     with seeded(seed):

@@ -33,7 +33,7 @@ from torch.nn.functional import one_hot
 from placewise.errors import InvalidInput
 from placewise.learned import features
 from placewise.learned.grouping import at_most, units
-from placewise.learned.reinforce import Actions, Learner, Policy, Settings, compute_device, seeded
+from placewise.learned.reinforce import Actions, Learner, Policy, Settings, check, compute_device, draw, seeded
 from placewise.learned.seq2seq import Seq2Seq, score_devices
 from placewise.problem import Problem
 
@@ -103,8 +103,7 @@ class HierarchicalPolicy:
     def sample(self, count: int, generator: torch.Generator) -> Actions:
         """(group of each unit [B, U], device of each group [B, G]); rows with the same grouping are neighbours."""
         if self.fixed is None:
-            chances = self._log_chances().exp().cpu()
-            drawn = torch.multinomial(chances, -(-count // self.each), replacement=True, generator=generator)
+            drawn = draw(self._log_chances().exp(), -(-count // self.each), generator)
             grouping = drawn.T.to(self.ops.may.device).repeat_interleave(self.each, dim=0)[:count]
         else:
             grouping = self.fixed.expand(count, -1)
@@ -166,9 +165,8 @@ class SeparatePolicy:
 
     def sample(self, count: int, generator: torch.Generator) -> Actions:
         """Devices of units."""
-        chances = self.network(self.ops).masked_fill(~self.ops.may, -torch.inf).softmax(dim=1).cpu()
-        drawn = torch.multinomial(chances, count, replacement=True, generator=generator)
-        return (drawn.T.to(self.ops.may.device),)
+        chances = self.network(self.ops).masked_fill(~self.ops.may, -torch.inf).softmax(dim=1)
+        return (draw(chances, count, generator).T.to(self.ops.may.device),)
 
     def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
         """Of these devices."""
@@ -193,10 +191,7 @@ def at_first(ops: Ops, groups: int, together: float) -> Tensor:
 def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, Policy]:
     """Networks that have learned nothing yet, and how to train them; the options are the planner's."""
     ops, devices = Ops(problem), problem.num_devices
-    if options["groups"] < 1:
-        raise InvalidInput("option groups = 0: it must be 1 or more")
-    if options["placements"] < 1:
-        raise InvalidInput("option placements = 0: it must be 1 or more")
+    check(options, groups=(1, np.inf), placements=(1, np.inf))
     count = min(ops.count, options["groups"])
     width = ops.widths[0] + ops.widths[1] + 2 * count
     policy: Policy

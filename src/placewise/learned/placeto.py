@@ -27,13 +27,12 @@ from placewise.graph import Floats
 from placewise.learned import checkpoint
 from placewise.learned.episodes import Devices, Episodes
 from placewise.learned.grouping import Groups, few
-from placewise.learned.reinforce import Learner, Settings, compute_device, seeded, single_threaded
+from placewise.learned.reinforce import LARGEST, Learner, Settings, check, compute_device, draw, seeded, single_threaded
 from placewise.problem import Problem
 
 Kind = Literal["devices", "paper"]
 #: Trained on generated families and bundled models; see docs/policies.md.
 SHIPPED: Final = Path(__file__).with_name("policies") / "placeto.safetensors"
-_LARGEST: Final = 1024  # width and rounds that a file may ask for
 _PATIENCE: Final = 20  # updates without any choice left, after which there is nothing to learn
 _CHUNK: Final = 400_000  # numbers that the network holds per layer at a time
 
@@ -363,7 +362,7 @@ def run(
     while not episodes.done:
         now = States(episodes.placement.copy(), episodes.node.copy(), episodes.visits.copy(), episodes.mask)
         logs = log_probabilities(network, view, now).cpu()
-        drawn = torch.multinomial(logs.exp(), 1, generator=generator)[:, 0].numpy()
+        drawn = draw(logs.exp(), 1, generator)[:, 0].numpy()
         actions = np.where(np.arange(episodes.count) < greedy, logs.argmax(dim=1).numpy(), drawn)
         episodes.step(actions)
         rows.append(now)
@@ -472,12 +471,10 @@ def warm_up(problem: Problem) -> None:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse what no policy can be built or trained with."""
-    for option in ("groups", "episodes", "passes", "batch", "epochs", "width", "rounds"):
-        if options[option] < 1:
-            raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be 1 or more")
-    for option, most in (("width", _LARGEST), ("rounds", _LARGEST), ("discount", 1)):
-        if options[option] > most:
-            raise InvalidInput(f"option {option} of placeto = {options[option]}: it must be {most} or less")
+    check(
+        options, groups=(1, np.inf), episodes=(1, 100_000), passes=(1, np.inf), batch=(1, 100_000),
+        epochs=(1, LARGEST), width=(1, LARGEST), rounds=(1, LARGEST), discount=(0, 1),
+    )  # fmt: skip
 
 
 def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
@@ -551,7 +548,7 @@ def _build(given: Any, path: Path) -> Architecture:
     try:
         build = Architecture(**given)
         if build.view not in ("devices", "paper") or not all(
-            type(size) is int and 1 <= size <= _LARGEST for size in (build.width, build.rounds)
+            type(size) is int and 1 <= size <= LARGEST for size in (build.width, build.rounds)
         ):
             raise ValueError
     except (TypeError, ValueError):

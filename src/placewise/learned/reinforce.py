@@ -7,11 +7,11 @@ the gradient is that of their probability and of no other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from placewise.graph import Floats
 from placewise.learned.episodes import FAILING
 from placewise.problem import Problem
 
+#: What the width and the depth of a network may be.
+LARGEST: Final = 1024
+Reward = Callable[[Floats], Floats]  # of times, as shares of `scale_of`
 Actions = tuple[Tensor, ...]  # each with one row per sample
 
 
@@ -59,8 +62,15 @@ class Settings:
     failures_until: int | None = None  # updates after which samples that break a constraint are not trained on
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InvalidInput(f"option samples = {self.samples}: it must be 1 or more")
+        check(vars(self), samples=(1, 100_000), epochs=(1, LARGEST), rate=(0, 1e6), entropy=(0, 1e6))
+
+
+def check(options: Mapping[str, Any], **limits: tuple[float, float]) -> None:
+    """Refuse options outside of these limits, the least and the most; no machine has room for every network."""
+    for name, (least, most) in limits.items():
+        if not least <= options[name] <= most:
+            bounds = f"{least:,} or more" if most == np.inf else f"from {least:,} to {most:,.0f}"
+            raise InvalidInput(f"option {name} = {options[name]}: it must be {bounds}")
 
 
 def scale_of(problem: Problem) -> float:
@@ -76,6 +86,18 @@ def minus_root(times: Floats) -> Floats:
 def inverse(times: Floats) -> Floats:
     """HSDAG's: one over the time."""
     return 1.0 / np.clip(times, 1.0 / FAILING, FAILING)
+
+
+def diverged(when: str) -> InvalidInput:
+    """What to say where a network gives what is no number."""
+    return InvalidInput(f"the training diverged {when}: a smaller option rate may help")
+
+
+def draw(chances: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """[rows, count] choices by the probabilities in each row, on the CPU."""
+    if not chances.isfinite().all():
+        raise diverged("until here")
+    return torch.multinomial(chances.cpu(), count, replacement=True, generator=generator)
 
 
 class Learner:
@@ -106,7 +128,8 @@ class Learner:
         self.optimiser.zero_grad(set_to_none=True)
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm)
+        if not nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.norm).isfinite():
+            raise diverged(f"after {self.updates} updates with rate {self.settings.rate:g}")
         self.optimiser.step()
 
     def advantages(self, rewards: Floats) -> Floats:
@@ -150,7 +173,14 @@ class Learner:
         self.baseline, self.updates, self.evaluations = (facts[key] for key in ("baseline", "updates", "evaluations"))
 
 
-def update(ctx: Context, learner: Learner, policy: Policy, reward: Callable[[Floats], Floats] = minus_root) -> Floats:
+def update(
+    ctx: Context,
+    learner: Learner,
+    policy: Policy,
+    reward: Callable[[Floats], Floats] = minus_root,
+    *,
+    learn: bool = True,
+) -> Floats:
     """Sample, evaluate, learn; returns the values of the samples (infinite where one breaks a constraint)."""
     settings = learner.settings
     with torch.no_grad():
@@ -160,6 +190,9 @@ def update(ctx: Context, learner: Learner, policy: Policy, reward: Callable[[Flo
     valid = np.isfinite(values)
     ctx.detail = f"mean {values[valid].mean():.3g} s, {valid.mean():.0%} fit" if valid.any() else "none fits"
     learner.evaluations += len(values)
+    if not learn:
+        learner.updates += 1
+        return values
     rewards = reward(values / scale_of(ctx.problem))
     if settings.failures_until is not None and learner.updates >= settings.failures_until:
         if not valid.any():
@@ -184,18 +217,23 @@ def update(ctx: Context, learner: Learner, policy: Policy, reward: Callable[[Flo
 
 
 def train(
-    ctx: Context, learner: Learner, policy: Policy, reward: Callable[[Floats], Floats] = minus_root, *,
-    updates: int, patience: int,
+    ctx: Context, learner: Learner, policy: Policy, reward: Reward = minus_root, *,
+    updates: int, patience: int, learn: bool = True,
 ) -> None:  # fmt: skip
     """Update until the budget is spent, so many updates are done, or nothing better comes.
 
     That is: neither the best nor the median of an update has been better for `patience` updates, and for as many as
-    that took; or all samples were the same for a tenth of that.
+    that took; or all samples were the same for a tenth of that. What is to end after `horizon` updates ends when the
+    budget does, if that is earlier.
     """
     best = typical = np.inf
     found = same = 0
+    longest = learner.settings.horizon
     while learner.updates < updates and not ctx.should_stop():
-        values = update(ctx, learner, policy, reward)
+        values = update(ctx, learner, policy, reward, learn=learn)
+        if ctx.spent:
+            horizon = max(1, min(longest, round(learner.updates / ctx.spent)))
+            learner.settings = replace(learner.settings, horizon=horizon)
         if ctx.best_value < best or np.median(values) < typical:
             best, typical, found = ctx.best_value, min(typical, float(np.median(values))), learner.updates
         same = same + 1 if (values == values[0]).all() else 0

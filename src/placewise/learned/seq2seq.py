@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from placewise.errors import InvalidInput
+from placewise.learned.reinforce import LARGEST, check
 
 _NEVER = -1e9  # a logit that stands for probability zero, and whose entropy is a number
 
@@ -26,7 +27,8 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, features: int, devices: int, hidden: int, constant: float, temperature: float) -> None:
         super().__init__()
-        if hidden < 2 or hidden % 2:
+        check({"hidden": hidden}, hidden=(2, LARGEST))
+        if hidden % 2:
             raise InvalidInput(f"option hidden = {hidden}: it must be even, half for each way of reading")
         if not temperature > 0:
             raise InvalidInput(f"option temperature = {temperature}: it must be above zero")

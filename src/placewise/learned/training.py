@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from placewise.driver import Budget, Context
 from placewise.errors import InvalidInput, Unsupported
-from placewise.learned import checkpoint, families
+from placewise.learned import checkpoint, families, one_graph
 from placewise.learned.episodes import Episodes, Order, Start, packed
 from placewise.learned.grouping import Groups, few, units
 from placewise.learned.placeto import (
@@ -34,14 +33,12 @@ from placewise.learned.placeto import (
     settings_of,
     view_of,
 )
-from placewise.learned.reinforce import Learner, compute_device, minus_root, single_threaded, update
+from placewise.learned.reinforce import Learner, compute_device, single_threaded, update
 from placewise.planners import get
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 
-#: One graph at a time: each has `learner(problem, seed, options)` in a file of its name.
-ONE_GRAPH: Final = ("colocrl", "hierarchical", "hsdag")
-METHODS: Final = ("placeto", *ONE_GRAPH)
+METHODS: Final = ("placeto", *one_graph.METHODS)
 _SAVE_EVERY: Final = 5.0  # seconds
 _REPORT_EVERY: Final = 0.2
 
@@ -166,9 +163,7 @@ class OneGraph:
     relative = False
 
     def __init__(self, method: str, problem: Problem, seed: int, options: dict[str, Any]) -> None:
-        module = import_module(f"placewise.learned.{method}")
-        self.learner, self._policy = module.learner(problem, seed, options)
-        self._reward = getattr(module, "REWARD", minus_root)
+        self.learner, self._policy, self._reward = one_graph.pupil(method, problem, seed, options)
         self._ctx = Context(problem, Budget(), seed, 0.0, None, method)
         self._facts = {"problem": problem.digest, "seed": seed, "options": options}
 

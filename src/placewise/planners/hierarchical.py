@@ -10,11 +10,13 @@ from placewise.planners import planner
 from placewise.problem import Problem
 
 
-@planner("hierarchical", supports=learned.supports)
+@planner("hierarchical", supports=learned.supports, compile=learned.warm_up("hierarchical"))
 def hierarchical(
     problem: Problem,
     ctx: Context,
     *,
+    policy: str = "none",
+    train: bool = False,
     grouping: Literal["learned", "random", "none"] = "learned",
     groups: int = 64,
     together: float = 0.99,
@@ -23,8 +25,8 @@ def hierarchical(
     temperature: float = 10.0,
     samples: int = 16,
     placements: int = 4,
-    rate: float = 2e-3,
-    entropy: float = 6.0,
+    rate: float = 4e-3,
+    entropy: float = 12.0,
     horizon: int = 250,
     updates: int = 2000,
     patience: int = 50,
@@ -37,9 +39,6 @@ def hierarchical(
     `colocrl`.
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
-    from placewise.learned.hierarchical import learner
-    from placewise.learned.reinforce import single_threaded, train
+    from placewise.learned.one_graph import place
 
-    with single_threaded():
-        student, policy = learner(problem, int(ctx.rng.integers(2**31)), options)
-        train(ctx, student, policy, updates=updates, patience=patience)
+    place("hierarchical", problem, ctx, options)

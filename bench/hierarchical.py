@@ -1,0 +1,79 @@
+"""The Hierarchical Planner's models on its machines: with and without its groups, beside ColocRL, expert and `auto`.
+
+Every learned method has the same number of simulated placements; the least and the most over the seeds. Settings were
+chosen on small graphs (`bench/learned.py`) and looked at on Inception-V3 and NMT-4; BERT is no model of the paper, and
+nothing was chosen on it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from harness import main, progress
+from placewise import Budget, NoFeasiblePlan, Problem, Unsupported, load_problem, plan
+
+MODELS = {
+    "inception-v3": ("inception-v3-train", "hierarchical-2"),
+    "resnet-152": ("resnet-152-train", "hierarchical-2"),
+    "rnnlm": ("rnnlm-train", "hierarchical-2"),
+    "nmt-2": ("nmt-2-train", "hierarchical-2"),
+    "nmt-4": ("nmt-4-train", "hierarchical-4"),
+    "nmt-8": ("nmt-8-train", "hierarchical-8"),
+    "bert-base": ("bert-base-train", "hierarchical-4"),
+}
+#: Planner and options. With `together` = 0 groups are by chance at first, as in the paper.
+LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ColocRL": ("colocrl", {}),
+    "HP": ("hierarchical", {}),
+    "HP, untrained": ("hierarchical", {"rate": 0.0}),
+    "HP, groups by chance at first": ("hierarchical", {"together": 0.0}),
+    "HP, random groups": ("hierarchical", {"grouping": "random"}),
+    "HP, no groups": ("hierarchical", {"grouping": "none"}),
+}
+OTHERS = {"GPU": "gpu-only", "expert": "expert", "auto": "auto"}
+
+
+def values(problem: Problem, planner: str, evaluations: int, seeds: int, options: dict[str, Any]) -> list[float]:
+    """Seconds, one for each seed that has a plan."""
+    found = []
+    for seed in range(seeds):
+        try:
+            budget = Budget(evaluations=evaluations)
+            found.append(plan(problem, planner, budget=budget, seed=seed, options=options).value)
+        except (NoFeasiblePlan, Unsupported):
+            continue
+    return found
+
+
+def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
+    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in (*OTHERS, *LEARNED)}
+    for model in options.models:
+        problem = load_problem(*MODELS[model])
+        progress(f"{model}: {problem.num_ops} ops")
+        for name, planner in OTHERS.items():
+            rows[name][model] = text(values(problem, planner, options.evaluations, 1, {}), options.json)
+        for name, (planner, changed) in LEARNED.items():
+            endless = {"patience": options.evaluations, "updates": options.evaluations}
+            found = values(problem, planner, options.evaluations, options.seeds, endless | changed)
+            rows[name][model] = text(found, options.json)
+            progress(f"  {name}: {rows[name][model]}")
+    return {f"Seconds, {options.evaluations:,} placements, {options.seeds} seeds": list(rows.values())}
+
+
+def text(found: list[float], plainly: bool) -> Any:
+    """From the least to the most."""
+    if plainly:
+        return found
+    ends = [f"{x:.3g}" for x in (min(found), max(found))] if found else ["none"]
+    return "-".join(dict.fromkeys(ends))
+
+
+if __name__ == "__main__":
+    main(
+        "The Hierarchical Planner, and what its groups are worth",
+        measure,
+        models={"nargs": "+", "choices": list(MODELS), "default": list(MODELS), "help": "which"},
+        evaluations={"type": int, "default": 2000, "help": "placements of each run; default: %(default)s"},
+        seeds={"type": int, "default": 3, "help": "how many; default: %(default)s"},
+    )

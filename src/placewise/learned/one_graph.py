@@ -1,0 +1,62 @@
+"""Methods that learn one graph and place all of it at once: ColocRL, the Hierarchical Planner and HSDAG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from placewise.driver import Context
+from placewise.errors import InvalidInput
+from placewise.learned import checkpoint
+from placewise.learned.reinforce import Learner, Policy, Reward, minus_root, single_threaded, train
+from placewise.planners import get
+from placewise.problem import Problem
+
+METHODS: Final = ("colocrl", "hierarchical", "hsdag")
+#: Options on how to go on; all others say what a network is.
+_HOW: Final = ("policy", "train", "samples", "epochs", "rate", "entropy", "horizon", "updates", "patience")
+
+
+class Pupil(NamedTuple):
+    """A method at work on a problem."""
+
+    learner: Learner
+    policy: Policy
+    reward: Reward
+
+
+def pupil(method: str, problem: Problem, seed: int, options: Mapping[str, Any]) -> Pupil:
+    """One that has learned nothing yet: each method has `learner` in a file of its name, and may have `REWARD`."""
+    module = import_module(f"placewise.learned.{method}")
+    return Pupil(*module.learner(problem, seed, options), getattr(module, "REWARD", minus_root))
+
+
+def place(method: str, problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
+    """Learn from this graph, or plan with what was learned from it."""
+    path, known = options["policy"], None
+    if path != "none":
+        known = checkpoint.load(path, method)
+        options = _as_trained(method, problem, known, path) | {key: options[key] for key in _HOW if key in options}
+    with single_threaded():
+        learner, policy, reward = pupil(method, problem, int(ctx.rng.integers(2**31)), options)
+        if known:
+            checkpoint.begin_with(learner, known, path)
+        learns = options["train"] or not known
+        train(ctx, learner, policy, reward, updates=options["updates"], patience=options["patience"], learn=learns)
+
+
+def _as_trained(method: str, problem: Problem, known: checkpoint.Checkpoint, path: str) -> dict[str, Any]:
+    """The options that a file was trained with; the file may say anything."""
+    if known.facts.get("problem") != problem.digest:
+        raise InvalidInput(
+            f"{path}: a policy of {method} serves the one problem that it was trained on: the same model, box and "
+            "objective. Train one for this, or take placeto, whose policies serve any"
+        )
+    options = known.facts.get("options")
+    if not isinstance(options, dict):
+        raise InvalidInput(f"{path}: does not say how its network is built")
+    try:
+        return get(method).settings(options)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None

@@ -325,7 +325,7 @@ def test_a_policy_of_ones_own_and_more_training(tmp_path):
 
 @pytest.mark.parametrize("name", ["groups", "episodes", "passes", "batch", "epochs", "width", "rounds"])
 def test_options_that_must_be_above_zero(name):
-    with pytest.raises(InvalidInput, match=f"option {name} of placeto"):
+    with pytest.raises(InvalidInput, match=f"option {name} = 0"):
         plan(chain(2), "placeto", options={name: 0})
 
 

@@ -6,7 +6,9 @@ scores give: whoever joins none begins a group of its own. How a graph was parse
 gradient is that of parsing and placement. (To keep each edge by chance is no good: on a dense graph, nearly every way
 to do so connects everything.)
 
-The bonus for entropy is that of the devices alone: that of parsing would have nodes join however little is gained.
+An episode is one step: the paper adds what it knows of a group to the features of its nodes and parses again, 20 times,
+but all of these steps are trained on the same graph. The epochs are the paper's. The bonus for entropy is that of the
+devices alone: that of parsing would have nodes join however little is gained.
 """
 # mypy: disable-error-code="no-untyped-def"
 

@@ -29,7 +29,8 @@ class Pupil(NamedTuple):
 def pupil(method: str, problem: Problem, seed: int, options: Mapping[str, Any]) -> Pupil:
     """One that has learned nothing yet: each method has `learner` in a file of its name, and may have `REWARD`."""
     module = import_module(f"placewise.learned.{method}")
-    return Pupil(*module.learner(problem, seed, options), getattr(module, "REWARD", minus_root))
+    learner, policy = module.learner(problem, seed, options)
+    return Pupil(learner, policy, getattr(module, "REWARD", minus_root))
 
 
 def place(method: str, problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Random graphs (about two edges per op), each op on the device of its stretch of fifty, so that there are transfers.
 *Open* is from the start of the navigation to the first drawing of everything, *frame* the time from one frame to the
-next while the timeline is zoomed and moved, *draw* what the page's own code takes of it; in headless Chromium, which
-draws without a graphics card.
+next while the timeline is zoomed in from the whole run and out again, *draw* what the page's own code takes of it, and
+*most* where it took most; in headless Chromium, which draws without a graphics card.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def measure(options: Any) -> list[dict[str, Any]]:
                     "frame ms": round(float(np.median(between)), 1),
                     "frame ms, 95%": round(float(np.percentile(between, 95)), 1),
                     "draw ms": round(float(np.median(drawing)), 1),
+                    "most": round(float(np.max(drawing)), 1),
                 }
             )
             view.close()

@@ -40,7 +40,7 @@ def layers(count=6, name="net"):
     for i in range(count):
         x = build.op(f"layers.{i}.mul", kind="matmul", op_modules=f"layers.{i}", inputs=x, outputs=[4e6], resident=1e6)
         x = build.op(f"layers.{i}.add", kind="add", op_modules=f"layers.{i}", inputs=x, outputs=[4e6])
-    devices = [Device("fast", memory=9e6), Device("slow", memory=1e9), Device("idle")]
+    devices = [Device("fast", memory=12e6), Device("slow", memory=1e9), Device("idle")]
     graph = build.graph()
     seconds = np.tile([1e-3, 2e-3, 4e-3], (graph.num_ops, 1))
     return Problem(graph, full_mesh(devices, 1e9, 1e-5, MARKUP), Costs.create(seconds, "modelled"))
@@ -60,6 +60,14 @@ def unpacked(text):
         return [arrays(one) for one in value] if isinstance(value, list) else value
 
     return arrays(json.loads(raw[8 : 8 + size]))
+
+
+@pytest.fixture(scope="module")
+def both():
+    """Two plans of one problem: all that fits on the fast device first, and all on the slow one."""
+    problem = layers()
+    history = ((0.0, 1, 0.03), (0.1, 5, 0.02))
+    return planned(problem, [0] * 5 + [1] * 8, history=history), planned(problem, [1] * 13)
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
@@ -97,7 +105,7 @@ def test_slices_tile_what_devices_and_channels_do():
     chain = shown["chain"]
     assert sum(chain["length"]) == pytest.approx(found.value)
     assert set(chain["lane"]) == {0, 1, 3}
-    assert [device["memory"] for device in shown["devices"]] == [9e6, 1e9, None]
+    assert [device["memory"] for device in shown["devices"]] == [12e6, 1e9, None]
     assert max(shown["memory"][0]["bytes"]) == pytest.approx(found.timeline.peak[0])
 
 
@@ -153,6 +161,37 @@ def test_plans_of_different_graphs_share_a_page():
     assert [graph["ops"] for graph in shown["graphs"]] == [5, 7]
 
 
+def test_the_command_and_the_method_write_pages(run, both):
+    both[0].save("a.json")
+    both[1].save("b.json.gz")
+    facts = {"engine": "torch", "library": "torch", "holds": True, "predicted": 1.0, "placed": 1.0, "plain": 1.0}
+    facts |= {"placed_spread": 0.0, "plain_spread": 0.0, "findings": [], "more": 1}
+    Path("seen.json").write_text(json.dumps(facts))
+    result = run("report", "a.json", "b.json.gz", "-o", "page.html", "--verified", "seen.json", "--json")
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert told["bytes"] == Path("page.html").stat().st_size
+    assert [one["title"] for one in told["plans"]] == ["a", "b"]
+    shown = unpacked(Path("page.html").read_text(encoding="utf-8"))["plans"]
+    assert [one["verified"] and one["verified"]["placed"] for one in shown] == [1.0, None]
+    both[0].report("own.html", both[1])
+    assert [one["value"] for one in unpacked(Path("own.html").read_text())["plans"]] == [one.value for one in both]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [("{}", "engine"), ("[]", "must be an object"), ('{"engine": 1}', "engine"), ("{", "seen.json"), ("", "seen.json")],
+)
+def test_a_verification_that_is_none_is_refused(run, both, content, complaint):
+    both[0].save("a.json")
+    Path("seen.json").write_text(content)
+    result = run("report", "a.json", "--verified", "seen.json")
+    assert result.code == 2
+    assert complaint in result.err
+    assert not Path("page.html").exists()
+    assert "2 files for 1 plans" in run("report", "a.json", "--verified", "seen.json", "--verified", "x").err
+
+
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -192,14 +231,6 @@ def opened(browser, tmp_path):
     for context in contexts:
         context.close()
     assert heard == []
-
-
-@pytest.fixture(scope="module")
-def both():
-    """Two plans of one problem: all that fits on the fast device first, and all on the slow one."""
-    problem = layers()
-    history = ((0.0, 1, 0.03), (0.1, 5, 0.02))
-    return planned(problem, [0] * 5 + [1] * 8, history=history), planned(problem, [1] * 13)
 
 
 def box_names(view):

@@ -35,7 +35,8 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
   let titles: { text: string; y: number }[] = [];
   let height = 0;
   let allChannels = false;
-  let cursor: Hit | null = null;
+  let cursor: Hit | null = null; // of the keyboard
+  let pointed: Hit | null = null; // by the mouse
   let moved: Uint8Array | null = null;
   const tip = h("div", { class: "tip", hidden: true });
   const said = h("p", { class: "unseen", "aria-live": "polite" });
@@ -75,7 +76,7 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
     more.hidden = hidden === 0;
     more.textContent = allChannels ? "Fewer channels" : `${count(hidden)} more channels`;
     moved = state.moved();
-    cursor = null;
+    cursor = pointed = null;
     legend.replaceChildren(
       ...(state.plan.chain.kind.length ? [key("the chain of steps that ends last", { class: "chain" })] : []),
       ...(state.boundInTime === null ? [] : [key("no plan ends before", { class: "bound" })]),
@@ -320,14 +321,14 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
 
   const canvas = new TimeCanvas(state, label, draw, arrange);
   canvas.canvas.addEventListener("pointermove", (event) => {
-    const hit = hitAt(event.offsetX, event.offsetY);
-    canvas.canvas.style.cursor = hit ? "pointer" : "grab";
-    if (event.pointerType === "mouse") showTip(event.buttons ? null : hit, event.offsetX, event.offsetY);
+    pointed = hitAt(event.offsetX, event.offsetY);
+    canvas.canvas.style.cursor = pointed ? "pointer" : "grab";
+    if (event.pointerType === "mouse") showTip(event.buttons ? null : pointed, event.offsetX, event.offsetY);
   });
   canvas.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && showTip(null, 0, 0));
   canvas.canvas.addEventListener("click", (event) => {
-    const hit = hitAt(event.offsetX, event.offsetY);
     const touched = (event as PointerEvent).pointerType === "touch";
+    const hit = touched ? hitAt(event.offsetX, event.offsetY) : pointed; // a click knows whole pixels only
     if (hit && (!touched || (cursor && cursor.slice === hit.slice && cursor.lane === hit.lane))) return go(hit);
     cursor = hit; // a finger shows first, and goes at the second tap
     showTip(hit, event.offsetX, event.offsetY);

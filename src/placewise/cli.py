@@ -531,7 +531,7 @@ def report(
     write_text(out, text)
     if as_json:
         rows = [{"title": title} | _plan_facts(plan) for title, plan in zip(titles, found, strict=True)]
-        print(_json({"page": str(out), "bytes": len(text), "plans": rows}), flush=True)
+        print(_json({"page": str(out), "bytes": out.stat().st_size, "plans": rows}), flush=True)
     terminal.say(f"wrote {out}; open it in a browser")
 
 

@@ -56,22 +56,24 @@ def test_two_devices_are_optimal_and_proved_so(sends):
         assert found.gap <= 1e-9
 
 
-def test_two_devices_with_little_memory():
-    """The bound holds, and most plans are optimal; a plan is found nearly wherever there is one."""
-    solved = optimal = missed = 0
-    for problem in drawn(80, devices=2, memory=True):
+@pytest.mark.parametrize("devices", [2, 3])
+def test_little_memory_is_planned_for_exactly(devices):
+    """A plan wherever there is one, and none better; proved, but where it hangs on the order what fits."""
+    solved = proved = 0
+    for problem in drawn(60, devices=devices, memory=True):
         best, _ = brute_force(problem)
         try:
             found = the_plan(problem)
         except NoFeasiblePlan:
-            missed += math.isfinite(best)
+            assert best == math.inf
             continue
         solved += 1
-        optimal += found.value <= best * (1 + 1e-9)
-        assert found.lower_bound <= best * (1 + 1e-9)
-    assert solved > 40
-    assert optimal > 0.8 * solved
-    assert missed < 0.2 * solved
+        assert found.value <= best * (1 + 1e-9)  # which other orders may make possible
+        assert found.lower_bound <= found.value
+        proved += found.gap <= 1e-9
+        assert found.gap <= 1e-9 or problem.execution.memory == "live"
+    assert solved > 30
+    assert proved > 0.9 * solved
 
 
 def test_a_tensor_with_many_readers_is_paid_for_once():
@@ -116,32 +118,16 @@ def test_tiny_and_huge_times_keep_their_precision():
 # ---- more devices ----------------------------------------------------------------------------------------------------
 
 
-def test_three_devices_come_close_and_the_bound_holds():
+def test_three_devices_are_optimal_and_proved_so_where_the_graph_is_small():
     problems = drawn(60, devices=3)
     optimal = proved = 0
     for problem in problems:
         best, found = brute_force(problem)[0], the_plan(problem)
         optimal += found.value <= best * (1 + 1e-9)
-        proved += found.gap < 0.01
+        proved += found.gap < 1e-9
         assert found.lower_bound <= best * (1 + 1e-9)
     assert len(problems) == 60
-    assert optimal >= 54
-    assert proved >= 30
-
-
-def test_three_devices_with_little_memory():
-    solved = close = 0
-    for problem in drawn(60, devices=3, memory=True):
-        best, _ = brute_force(problem)
-        try:
-            found = the_plan(problem)
-        except NoFeasiblePlan:
-            continue
-        solved += 1
-        close += found.value <= best * 1.1
-        assert found.lower_bound <= best * (1 + 1e-9)
-    assert solved > 30
-    assert close > 0.8 * solved
+    assert optimal == proved == 60
 
 
 @pytest.mark.parametrize("devices", [2, 3])

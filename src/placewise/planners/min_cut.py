@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
+from placewise.planners.fit import Necessary, saving_order
 from placewise.planners.local_search import UnitMoves, climb
 from placewise.planners.repair import messages, settled
 from placewise.planners.single import all_on
@@ -24,6 +25,10 @@ from placewise.problem import Problem
 _TOTAL = 2.0**59  # what all capacities add up to as integers
 _ENDLESS = 2**60
 _SLACK = 1e-12  # relative; above what rounding in sums can amount to
+_CLOSED = 1e-9  # a gap that is none
+_SMALL = 2000  # choices, of units and of messages, that are left to a solver
+_TICKS = 2.0**45  # in all costs together
+_EFFORT = 2.0  # of the solver at a time: about so many seconds, but the same on every machine
 
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]
@@ -41,8 +46,9 @@ def min_cut(problem: Problem, ctx: Context, *, rounds: int = 50, patience: int =
     bisection finds. More: alpha-expansion (Boykov, Veksler, Zabih 2001, doi:10.1109/34.969114) until no device can
     attract any set of units; then `rounds` of a Lagrangian relaxation that proves a bound and prices memory. Plans that
     overfill a device are repaired by moving the units that cost least per byte; the best of them is then improved by
-    moves and swaps until `patience` per unit have failed in a row. Where ops run in parallel, the sum is no bound and
-    the method a heuristic.
+    moves and swaps until `patience` per unit have failed in a row. What is then not proved is left to CP-SAT where the
+    graph is small: the least sum among placements that keep what every plan that fits must keep. Where ops run in
+    parallel, the sum is no bound and the method a heuristic.
 
     Beyond the papers: a tensor with several readers is paid for once per device. For three devices or more an expansion
     then minimises an upper bound that is tight at the current placement (exact for tensors with one reader and links
@@ -58,6 +64,11 @@ def min_cut(problem: Problem, ctx: Context, *, rounds: int = 50, patience: int =
             total.judge(ctx, all_on(problem, device)[problem.first_of_unit])
     if ctx.best is not None and total.repaired:
         _polish(problem, ctx, patience)
+    small = (total.units + len(total.sent.reader) * problem.num_devices) * problem.num_devices <= _SMALL
+    if proves and small and ctx.lower_bound < ctx.best_value * (1 - _CLOSED):
+        _decide(total, ctx)
+    if ctx.best is None:
+        ctx.delegate("fit")
 
 
 def _polish(problem: Problem, ctx: Context, patience: int) -> None:
@@ -65,6 +76,55 @@ def _polish(problem: Problem, ctx: Context, patience: int) -> None:
     assert ctx.best is not None
     for _ in climb(ctx, ctx.best[0], [UnitMoves(problem, ctx.rng)], patience, kicks=0):
         pass
+
+
+def _decide(total: _Sum, ctx: Context) -> None:
+    """The least sum of a placement that keeps what every plan that fits must keep, by CP-SAT.
+
+    If it fits, it is the best. If not, the next best one comes; some other order may yet make room for the one before,
+    so what is proved stays. Seconds are whole numbers of ticks, rounded down.
+    """
+    from ortools.sat.python import cp_model
+
+    problem, sent, necessary = total.problem, total.sent, Necessary(total.problem)
+    model, on = necessary.model, necessary.on
+    finite = np.where(np.isfinite(total.seconds), total.seconds, 0.0)
+    pairs = [(a, d) for a in range(problem.num_devices) for d in range(problem.num_devices) if a != d]
+    moves = {pair: sent.seconds(problem, *pair) for pair in pairs}
+    tick = max(float(finite.sum()) + sum(float(move.sum()) for move in moves.values()), 1e-200) / _TICKS
+    costs = [(x, float(finite[u, d])) for u, row in enumerate(on) for d, x in enumerate(row) if x is not None]
+    readers: dict[int, list[int]] = {}
+    for message, reader in zip(sent.message.tolist(), sent.reader.tolist(), strict=True):
+        readers.setdefault(message, []).append(reader)
+    for message, units in readers.items():
+        for a, d in pairs:
+            there, here = [on[u][d] for u in units if on[u][d] is not None], on[sent.sender[message]][a]
+            if there and here is not None and moves[a, d][message] > 0:
+                goes = model.new_bool_var("")
+                for x in there:
+                    model.add_bool_or([~here, ~x, goes])
+                costs.append((goes, float(moves[a, d][message])))
+    model.minimize(sum(int(seconds / tick * (1 - 1e-15)) * x for x, seconds in costs))
+    proving = True
+    while not ctx.should_stop():
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        # With presolve, OR-tools 9.15 calls models impossible that are not (its issue 5274): no basis for a proof.
+        solver.parameters.cp_model_presolve = False
+        solver.parameters.max_deterministic_time = _EFFORT
+        solver.parameters.max_time_in_seconds = max(min(ctx.seconds_left, 1e6), 1e-3)
+        status = solver.solve(model)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) and proving:
+            ctx.bound(solver.best_objective_bound * tick * (1 - _SLACK))
+        if status != cp_model.OPTIMAL or solver.objective_value * tick >= ctx.best_value * (1 - _CLOSED):
+            return
+        device = [next(d for d, x in enumerate(row) if x is not None and solver.boolean_value(x)) for row in on]
+        placement = np.array(device, np.int32)[problem.unit]
+        for order in (None, saving_order(problem)):
+            if ctx.evaluations_left and np.isfinite(ctx.evaluate(placement, order)):
+                return
+        model.add_bool_or([~row[d] for row, d in zip(on, device, strict=True)])
+        proving = False
 
 
 def _two_devices(total: _Sum, ctx: Context, rounds: int, proves: bool) -> None:

@@ -414,6 +414,22 @@ def test_pytorch_times_each_op_and_leaves_the_weights_alone(tmp_path):
     assert (net[0].weight == before).all()
 
 
+def test_weights_that_are_tied_stay_tied_when_they_get_values():
+    torch = pytest.importorskip("torch")
+    from placewise.measure.pytorch import materialised
+
+    with torch.device("meta"):
+        net = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 4), "head": torch.nn.Linear(4, 5, bias=False)})
+        net["head"].weight = net["words"].weight
+        net["cells"] = torch.nn.LSTM(4, 4)  # which lists its weights once more
+    made, _ = materialised(net, (), "cpu")
+    assert made["head"].weight is made["words"].weight
+    assert not any(weight.is_meta for weight in (*made.parameters(), *made["cells"]._flat_weights))
+    assert len(list(made.parameters())) == 5
+    outputs, _ = made["cells"](made["words"](torch.tensor([1, 3])))
+    assert outputs.std() > 0
+
+
 def test_onnxruntime_times_ops_by_its_nodes_even_if_they_have_no_names(tmp_path):
     import onnx
     import torch

@@ -250,18 +250,11 @@ class _Layout:
 def _matched(plan: Plan, reading: torch_export.Reading) -> dict[str, int]:
     """The module's op names to the plan's ops: by name or, where a file has lost names, one after the other."""
     graph, other = plan.problem.graph, reading.graph
-    theirs = dict(zip(other.op_names, other.op_signatures, strict=True))
-    missing = [name for name in graph.op_names if name not in theirs]
-    if missing:
+    if not set(graph.op_names) <= set(other.op_names):
         mine, module = _computing(graph), _computing(other)
-        if [graph.op_signatures[i] for i in mine] != [other.op_signatures[i] for i in module]:
-            raise InvalidInput(f"not the model of this plan: it has no op {missing[0]!r:.80}")
-        return {other.op_names[j]: i for i, j in zip(mine, module, strict=True)}
-    for name, signature in zip(graph.op_names, graph.op_signatures, strict=True):
-        if signature and theirs[name] != signature:
-            raise InvalidInput(
-                f"not the model of this plan: op {name!r:.80} is {theirs[name]:.120}, not {signature:.120}"
-            )
+        if [graph.op_signatures[i] for i in mine] == [other.op_signatures[i] for i in module]:
+            return {other.op_names[j]: i for i, j in zip(mine, module, strict=True)}
+    plan.check_model(other)
     return {name: i for i, name in enumerate(graph.op_names)}
 
 

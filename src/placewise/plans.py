@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from placewise.costs import LABELS
-from placewise.graph import Ints
+from placewise.errors import InvalidInput
+from placewise.graph import Graph, Ints
 from placewise.problem import Problem
 from placewise.quantities import format_bytes, format_seconds
 
@@ -85,6 +86,17 @@ class Plan:
         """Op name to device name."""
         names = self.problem.cluster.device_names
         return dict(zip(self.problem.graph.op_names, (names[d] for d in self.placement.tolist()), strict=True))
+
+    def check_model(self, graph: Graph, advice: str = "") -> None:
+        """Refuse a model, given by its graph, that lacks an op of this plan, or has it with other shapes."""
+        theirs = dict(zip(graph.op_names, graph.op_signatures, strict=True))
+        for name, signature in zip(self.problem.graph.op_names, self.problem.graph.op_signatures, strict=True):
+            if name not in theirs:
+                raise InvalidInput(f"not the model of this plan: it has no op {name!r:.80}{advice}")
+            if signature and theirs[name] != signature:
+                raise InvalidInput(
+                    f"not the model of this plan: op {name!r:.80} is {theirs[name]:.120}, not {signature:.120}"
+                )
 
     @overload
     def apply(self, module: nn.Module, *, devices: Mapping[str, str] | None = None) -> Offload: ...

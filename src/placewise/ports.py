@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from placewise.engines import check_devices
 from placewise.engines.ranks import accelerator_number
 from placewise.errors import InvalidInput
 from placewise.importers.torch_export import first_line
@@ -21,8 +22,7 @@ from placewise.plans import Plan
 def torch_devices(plan: Plan, given: Mapping[str, str]) -> list[torch.device]:
     """What each device of the plan's cluster is to torch: as it is given, else "cpu", or "cuda" and a number."""
     cluster, homes = plan.problem.cluster, []
-    for unknown in given.keys() - set(cluster.device_names):
-        raise InvalidInput(f"devices: there is no device {unknown!r:.60}; there are {', '.join(cluster.device_names)}")
+    check_devices(plan, given)
     used = set(plan.placement.tolist())
     for d, device in enumerate(cluster.devices):
         name = given.get(device.name)

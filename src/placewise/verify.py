@@ -16,7 +16,7 @@ from placewise import engines
 from placewise.certificate import Finding
 from placewise.cluster import Cluster
 from placewise.engines import Run
-from placewise.errors import InvalidInput, Unsupported
+from placewise.errors import Unsupported
 from placewise.files import known_profiles, load_profile, profile_folder, save_profile
 from placewise.measure import Timing, check_store, hardware_name, slug, timing_of
 from placewise.plans import Plan
@@ -81,9 +81,7 @@ def verify(
     if found.run is None:
         able = ", ".join(other.name for other in engines.available().values() if other.run)
         raise Unsupported(f"{name} cannot be run from here; {able} can")
-    for device in (devices or {}).keys() - set(plan.problem.cluster.device_names):
-        known = ", ".join(plan.problem.cluster.device_names)
-        raise InvalidInput(f"there is no device {device!r:.60} in the plan; there are {known}")
+    engines.check_devices(plan, devices or {})
     if keep:
         check_store(profile_folder())
     on_progress("making it ready")
@@ -141,11 +139,11 @@ def _tolerance(plan: Plan) -> float:
 def _outputs(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]], tolerance: float) -> Finding:
     if [out.shape for out in expected] != [out.shape for out in found]:
         return Finding("outputs", None, None, "they have other shapes")
-    error = max((_difference(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
+    error = max((difference(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
     return Finding("outputs", tolerance, error, "holds" if error <= tolerance else "they differ")
 
 
-def _difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
     """The largest difference, as a share of the largest value; infinite where only one of the two is no number."""
     a, b = (np.asarray(values, np.float64).ravel() for values in (expected, found))
     odd = ~np.isfinite(a)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from placewise.errors import InvalidInput
-from placewise.graph import Graph
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -113,18 +112,6 @@ def get(name: str) -> Engine:
 
 
 # ---- shared by what runs plans ---------------------------------------------------------------------------------------
-
-
-def check_model(plan: Plan, graph: Graph, advice: str = "") -> None:
-    """Refuse a model that lacks an op of the plan, or has it with other shapes."""
-    theirs = dict(zip(graph.op_names, graph.op_signatures, strict=True))
-    for name, signature in zip(plan.problem.graph.op_names, plan.problem.graph.op_signatures, strict=True):
-        if name not in theirs:
-            raise InvalidInput(f"not the model of this plan: it has no op {name!r:.80}{advice}")
-        if signature and theirs[name] != signature:
-            raise InvalidInput(
-                f"not the model of this plan: op {name!r:.80} is {theirs[name]:.120}, not {signature:.120}"
-            )
 
 
 def check_devices(plan: Plan, devices: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.engines import check_devices, check_model, engine
+from placewise.engines import check_devices, engine
 from placewise.engines.ranks import accelerator_number
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
@@ -49,9 +49,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Session]
     from placewise.importers import onnx as importer
 
     with readable(plan, model, devices) as path:
-        check_model(
-            plan, importer.load(path, plan.problem.graph.name), "; for ONNX Runtime, plan the .onnx file itself"
-        )
+        plan.check_model(importer.load(path, plan.problem.graph.name), ADVICE)
         yield Session(plan, path, devices)
 
 

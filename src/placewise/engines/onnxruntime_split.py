@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.engines import along, check_devices, check_model, engine
+from placewise.engines import along, check_devices, engine
 from placewise.engines.onnxruntime import ADVICE, Provider, assigned, open_session, provider, readable
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
@@ -131,7 +131,7 @@ def _cut_up(plan: Plan, path: Path, folder: Path) -> None:
     from placewise.importers import require
 
     onnx = require("onnx", "onnx")
-    check_model(plan, importer.load(path), ADVICE)
+    plan.check_model(importer.load(path), ADVICE)
     model, values = importer.whole(path)
     found = _segments(plan, model.graph, importer.names_read)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.cluster import Cluster
-from placewise.engines import along, check_devices, check_model, engine
+from placewise.engines import along, check_devices, engine
 from placewise.errors import InvalidInput
 from placewise.plans import Plan
 from placewise.problem import Problem
@@ -51,7 +51,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Hetero]:
     with TemporaryDirectory() as folder:
         path, name = written(model, Path(folder))
         graph = importer.load(path, name)
-        check_model(plan, graph, "; for OpenVINO, plan the .xml file itself")
+        plan.check_model(graph, "; for OpenVINO, plan the .xml file itself")
         yield Hetero(plan, importer.read_model(path), devices)
 
 

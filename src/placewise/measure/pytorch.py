@@ -159,7 +159,13 @@ def materialised(module: Any, inputs: Any, device: Any) -> tuple[Any, Any]:
     if not any(tensor.is_meta for tensor in held):
         module = module.to(device)
     else:
-        module = module.to_empty(device=device)
+        first: dict[int, str] = {}
+        weights = module.named_parameters(remove_duplicate=False)
+        tied = {path: first.setdefault(id(tensor), path) for path, tensor in weights}
+        module = module.to_empty(device=device)  # which gives each path a tensor of its own
+        for path, same in tied.items():
+            owner, _, name = path.rpartition(".")
+            setattr(module.get_submodule(owner), name, module.get_parameter(same))
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
                 if tensor.dtype.is_floating_point:

@@ -1,8 +1,10 @@
 """Plans as pipelines of processes: the script that is written for torchrun, run with two processes on the CPU."""
 
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +151,16 @@ def test_results_are_those_of_one_process(tmp_path, models):
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("equal")] == cases
     assert done.stdout.count("outputs and gradients differ from those of one process by at most") == 6
+
+
+def test_the_command_of_the_docs_runs(tmp_path, models):
+    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^torchrun --nproc-per-node 2 (.*)$", page, re.M)
+    (tmp_path / "mymodel.py").write_text(f"{MODELS}\nbuild = net_step\n")
+    (tmp_path / "pipeline.py").write_text(written(placed(*models.net(), lambda layer: int(layer >= 2))))
+    done = launch(tmp_path, *line.split())
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "outputs and gradients differ from those of one process by at most" in done.stdout
 
 
 def test_a_process_that_dies_ends_the_others(tmp_path, models):

@@ -434,18 +434,11 @@ def test_every_engine_is_in_the_docs():
     assert [name for name in engines.available() if f"| `{name}` |" not in page] == []
 
 
-def test_the_command_of_the_docs_prints_what_they_say(tmp_path, monkeypatch):
+def test_the_command_of_the_docs_prints_what_they_say(run):
     """The plan is made as on the page, with a budget in evaluations."""
-    import subprocess
-    import sys
-
-    monkeypatch.chdir(tmp_path)
-    placewise = [sys.executable, "-c", "from placewise.cli import main; main()"]
     plan_it = "plan llama-3-8b --cluster unequal-cards --engine vllm --objective throughput --evaluations 300"
-    subprocess.run([*placewise, *plan_it.split()], check=True, capture_output=True)
-    told = subprocess.run(
-        [*placewise, "export", "plan.json", "--to", "vllm"], check=True, capture_output=True, text=True
-    )
+    assert run(*plan_it.split(), "--out", "plan.json").code == 0
+    told = run("export", "plan.json", "--to", "vllm")
     page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
-    assert f"```\n{told.stdout}```" in page
-    assert "cross" in told.stderr
+    assert f"```\n{told.out}```" in page
+    assert "cross" in told.err

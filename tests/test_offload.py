@@ -338,24 +338,20 @@ def test_accelerate_runs_the_map():
         assert torch.equal(tokens(placed), written)
 
 
-def test_the_page_of_the_docs_runs(tmp_path, monkeypatch):
+def test_the_page_of_the_docs_runs(run):
     """Its commands with few evaluations instead of seconds, then its Python on the logical devices of a CPU."""
     import re
-    import subprocess
-    import sys
     from pathlib import Path
 
     page = (Path(__file__).parents[1] / "docs" / "does-not-fit.md").read_text(encoding="utf-8")
     (config,) = re.findall(r"^```json\n(.*?)^```", page, re.M | re.S)
     (commands,) = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(config, encoding="utf-8")
     for line in commands.splitlines():
         words = line.replace("--budget 20s", "--evaluations 300").split()
-        done = subprocess.run([sys.executable, "-c", "from placewise.cli import main; main()", *words[1:]],
-                              capture_output=True, text=True)  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        done = run(*words[1:])
+        assert done.code == 0, done.err
     exec(code.replace("plan.apply(model)", "plan.apply(model, devices={'gpu0': 'cpu'})"), {})
 
 

@@ -769,4 +769,6 @@ def test_progress_is_shown_on_a_terminal_and_stays_off_stdout(problem, tmp_path)
     os.close(ours)
     assert json.loads(out)["planner"] == "random"
     assert b"evaluations" in shown
+    plain = b" ".join(re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", shown).split())  # no colours, no line breaks
+    assert re.search(rb"best \S+ \S+ bound \S+ \S+ gap [\d.]+%", plain)
     assert b"wrote plan.json" in shown

@@ -158,6 +158,34 @@ def test_the_chain_tiles_the_run(execution: Execution, strict: bool):
         )
 
 
+@pytest.mark.parametrize("execution", SETTINGS, ids=lambda e: repr(e)[10:60])
+def test_a_wait_is_for_who_was_there_until_its_end(execution: Execution):
+    """Of the device: among those that left it just then, one that came first. Of a channel: one that shares it."""
+    waits = 0
+    for seed in range(100):
+        problem, placement = random_case(seed, execution)
+        timeline = simulate(problem, placement)
+        moving, channels = timeline.transfers, problem.cluster.channels_of
+        ends = list(zip(moving.source.tolist(), moving.target.tolist(), strict=True))
+        for step in critical_chain(timeline):
+            if step.kind == "waiting for device":
+                left = (placement == placement[step.op]) & (timeline.finish == step.finish)
+                left[step.op] = False
+                assert left[step.behind], f"seed {seed}"
+                assert timeline.start[step.behind] == timeline.start[left].min(), f"seed {seed}"
+            elif step.kind == "waiting for channel":
+                source, target = map(problem.cluster.device_names.index, step.where.split("->"))
+                assert any(
+                    problem.graph.tensor_producer[moving.tensor[i]] == step.behind
+                    and set(channels[ends[i]]) & set(channels[source, target])
+                    for i in np.flatnonzero(moving.finish == step.finish)
+                ), f"seed {seed}"
+            else:
+                continue
+            waits += 1
+    assert waits > 0 or execution.concurrency == "sequential"
+
+
 def test_sums_agree_with_the_chain():
     problem, placement = random_case(3, Execution())
     timeline = simulate(problem, placement)

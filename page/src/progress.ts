@@ -1,4 +1,4 @@
-// How planning went: the best value so far and the bound, over the seconds that it took.
+// How planning went: the best value so far over the seconds that it took, and the bound that was known in the end.
 
 import { h, section, svg } from "./dom";
 import { count, seconds, ticks } from "./format";
@@ -31,7 +31,7 @@ export function progress(state: State): HTMLElement {
     for (const [time, , value] of history.slice(1)) line += `H${x(time)}V${y(value)}`;
     line += `H${x(end)}`;
     const values = powers ? [low / 0.96, Math.sqrt(low * high), high / 1.04] : ticks(low, high, 4);
-    const text = `The best plan went from ${seconds(history[0][2])} to ${seconds(best)} in ${count(history.length)} steps, over ${seconds(plan.seconds)} and ${count(plan.evaluations)} evaluations; the bound is ${seconds(plan.bound)}.`;
+    const text = `The best plan went from ${seconds(history[0][2])} to ${seconds(best)} in ${count(history.length)} steps, over ${seconds(plan.seconds)} and ${count(plan.evaluations)} evaluations. The bound is ${seconds(plan.bound)}; how it rose is not kept, so the line is the last one.`;
     holder.replaceChildren(
       svg(
         "svg", { viewBox: `0 0 ${WIDE} ${TALL}`, role: "img", "aria-label": text },
@@ -41,7 +41,7 @@ export function progress(state: State): HTMLElement {
         ]),
         ...ticks(0, end, 5).map((time) => svg("text", { x: x(time), y: TALL - 8, "text-anchor": "middle" }, `${Number(time.toPrecision(3))} s`)),
         plan.bound > 0 ? svg("line", { class: "bound", x1: LEFT, x2: WIDE - 16, y1: y(plan.bound), y2: y(plan.bound) }) : null,
-        plan.bound > 0 ? svg("text", { class: "bound", x: WIDE - 20, y: y(plan.bound) - 7, "text-anchor": "end" }, `bound ${seconds(plan.bound)}`) : null,
+        plan.bound > 0 ? svg("text", { class: "bound", x: WIDE - 20, y: y(plan.bound) - 7, "text-anchor": "end" }, `bound, as known in the end: ${seconds(plan.bound)}`) : null,
         svg("path", { class: "best", d: line }),
         ...history.map(([time, , value]) => svg("circle", { cx: x(time), cy: y(value), r: 3 })),
       ),

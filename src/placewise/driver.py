@@ -23,7 +23,7 @@ from placewise.costs import Costs
 from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported, check_type
 from placewise.graph import GraphBuilder, Ints, to_ints
 from placewise.planners import PlannerInfo, available, get
-from placewise.plans import Plan
+from placewise.plans import Plan, gap_of
 from placewise.problem import Problem
 from placewise.quantities import format_bytes
 from placewise.simulator import evaluate, simulate, violations
@@ -65,6 +65,11 @@ class Progress:
     value: float  # of the incumbent; infinite while there is none
     lower_bound: float
     detail: str = ""  # what else the planner has to say
+
+    @property
+    def gap(self) -> float:
+        """As that of a plan; 1 while there is none."""
+        return gap_of(self.value, self.lower_bound)
 
 
 class _Stop(BaseException):

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from placewise.simulator.timeline import Timeline
 
 
+def gap_of(value: float, lower_bound: float) -> float:
+    """How far above the lower bound a value is, as a share of the value."""
+    return max(0.0, 1.0 - lower_bound / value) if value > 0 else 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A placement that keeps every constraint of its problem, and its provenance."""
@@ -58,7 +63,7 @@ class Plan:
     @property
     def gap(self) -> float:
         """How far above the lower bound the value is, as a share of the value; 0 = proven optimal."""
-        return max(0.0, 1.0 - self.lower_bound / self.value) if self.value > 0 else 0.0
+        return gap_of(self.value, self.lower_bound)
 
     @property
     def is_optimal(self) -> bool:

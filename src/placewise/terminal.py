@@ -1,5 +1,6 @@
 """What a person at a terminal sees and does while a command works: talk on stderr, progress, Ctrl-C."""
 
+import math
 import signal
 import sys
 import time
@@ -41,11 +42,15 @@ def planning() -> Iterator["Callable[[Progress], None] | None"]:
 
     from placewise.quantities import format_seconds
 
-    with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
-        yield lambda p: status.update(
-            f"{p.planner}  {p.seconds:.1f} s  {p.evaluations:,} evaluations  best {format_seconds(p.value)}"
-            f"  bound {format_seconds(p.lower_bound)}  {p.detail}"
+    def line(now: "Progress") -> str:
+        gap = f"  gap {now.gap:.1%}" if now.value < math.inf else ""
+        return (
+            f"{now.planner}  {now.seconds:.1f} s  {now.evaluations:,} evaluations  best {format_seconds(now.value)}"
+            f"  bound {format_seconds(now.lower_bound)}{gap}  {now.detail}"
         )
+
+    with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
+        yield lambda now: status.update(line(now))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Everything here is read off a `Timeline`; nothing is planned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -20,7 +20,9 @@ from placewise.simulator.throughput import busy, throughput_loads
 
 KINDS: Final = ("compute", "transfer", "waiting for device", "waiting for channel")
 MAX_MODULES: Final = 12
+MAX_TRANSFERS: Final = 1_000
 NEARLY_FULL: Final = 0.95  # of a device's memory
+_SIDES: Final = ("left", "right")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Explanation:
 
     verdict: str  # in a sentence or two
     runs: tuple[Run, ...]  # where the ops are, in dataflow order
-    transfers: tuple[Moved, ...]  # the largest first
+    transfers: tuple[Moved, ...]  # the largest first, `MAX_TRANSFERS` at most
     chain: tuple[Step, ...]
     by_kind: dict[str, float]
     by_module: dict[str, dict[str, float]]
@@ -175,7 +177,7 @@ def _runs(timeline: Timeline) -> Iterator[Run]:
 def _largest_transfers(timeline: Timeline) -> Iterator[Moved]:
     graph, moving = timeline.problem.graph, timeline.transfers
     sizes = graph.tensor_bytes[moving.tensor]
-    for i in np.argsort(-sizes, kind="stable").tolist():
+    for i in np.argsort(-sizes, kind="stable")[:MAX_TRANSFERS].tolist():
         step = _transfer(timeline, i)
         names = (graph.op_names[step.op], graph.op_names[moving.reader[i]])
         yield Moved(*names, step.where, float(sizes[i]), step.seconds)
@@ -204,9 +206,8 @@ def _walk_back(timeline: Timeline) -> Iterator[Step]:
     devices = timeline.problem.cluster.device_names
     came_by = _transfer_of_input(timeline)
     opened_by = _prefetch_windows(timeline)
-    inputs: list[list[int]] = [[] for _ in range(graph.num_ops)]
-    for tensor, consumer in zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True):
-        inputs[consumer].append(tensor)
+    had_device, had_channel = _user_of_device(timeline), _user_of_channel(timeline)
+    input_ptr, inputs = graph.in_edges
 
     op: int | None = int(timeline.finish.argmax()) if graph.num_ops else None
     while op is not None:
@@ -215,13 +216,13 @@ def _walk_back(timeline: Timeline) -> Iterator[Step]:
             (float(timeline.finish[graph.tensor_producer[tensor]]), tensor, None)
             if (moved := came_by(tensor, op)) is None
             else (float(moving.finish[moved]), tensor, moved)
-            for tensor in inputs[op]
+            for tensor in graph.edge_tensor[inputs[input_ptr[op] : input_ptr[op + 1]]].tolist()
         ]
         ready, tensor, moved = max(arrivals, key=lambda arrival: arrival[0], default=(0.0, -1, None))
         started = float(timeline.start[op])
         if started > ready:
             where = devices[timeline.placement[op]]
-            yield Step("waiting for device", ready, started, where, op, _previous_on_device(timeline, op))
+            yield Step("waiting for device", ready, started, where, op, had_device(op))
         if tensor < 0:
             return
         producer = int(graph.tensor_producer[tensor])
@@ -233,8 +234,7 @@ def _walk_back(timeline: Timeline) -> Iterator[Step]:
         op = opened_by.get(int(moving.reader[moved])) if graph.is_stored[producer] else producer
         could_start = float(timeline.finish[op]) if op is not None else 0.0
         if step.start > could_start:
-            behind = _previous_on_channel(timeline, moved)
-            yield Step("waiting for channel", could_start, step.start, step.where, producer, behind)
+            yield Step("waiting for channel", could_start, step.start, step.where, producer, had_channel(moved))
 
 
 def _compute(timeline: Timeline, op: int) -> Step:
@@ -274,20 +274,36 @@ def _prefetch_windows(timeline: Timeline) -> dict[int, int]:
     return windows
 
 
-def _previous_on_device(timeline: Timeline, op: int) -> int | None:
-    just_done = (timeline.placement == timeline.placement[op]) & (timeline.finish == timeline.start[op])
-    just_done[op] = False
-    before = np.flatnonzero(just_done)
-    return int(before[timeline.start[before].argmin()]) if len(before) else None  # rather one that took time
+def _user_of_device(timeline: Timeline) -> Callable[[int], int | None]:
+    """For an op: the op that had its device until it started, if any; rather one that took time."""
+    placement, start = timeline.placement, timeline.start
+    by_end = np.lexsort((start, timeline.finish, placement))
+    queues = np.split(by_end, np.searchsorted(placement[by_end], np.arange(1, timeline.problem.num_devices)))
+    ends = [timeline.finish[queue] for queue in queues]
+
+    def user(op: int) -> int | None:
+        d = int(placement[op])
+        first, last = (np.searchsorted(ends[d], start[op], side) for side in _SIDES)
+        return next((int(other) for other in queues[d][first:last] if other != op), None)
+
+    return user
 
 
-def _previous_on_channel(timeline: Timeline, i: int) -> int | None:
+def _user_of_channel(timeline: Timeline) -> Callable[[int], int | None]:
+    """For a transfer: the op whose output had one of its channels until it started, if any."""
     moving, channels = timeline.transfers, timeline.problem.cluster.channels_of
-    mine = set(channels[int(moving.source[i]), int(moving.target[i])])
-    for j in np.flatnonzero(moving.finish == moving.start[i]).tolist():
-        if mine & set(channels[int(moving.source[j]), int(moving.target[j])]):
-            return int(timeline.problem.graph.tensor_producer[moving.tensor[j]])
-    return None
+    by_end = np.argsort(moving.finish, kind="stable")
+    ends = moving.finish[by_end]
+
+    def user(i: int) -> int | None:
+        mine = set(channels[int(moving.source[i]), int(moving.target[i])])
+        first, last = (np.searchsorted(ends, moving.start[i], side) for side in _SIDES)
+        for j in by_end[first:last].tolist():
+            if mine & set(channels[int(moving.source[j]), int(moving.target[j])]):
+                return int(timeline.problem.graph.tensor_producer[moving.tensor[j]])
+        return None
+
+    return user
 
 
 # ---- sums over the chain ---------------------------------------------------------------------------------------------

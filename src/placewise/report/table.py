@@ -244,7 +244,7 @@ def describe_explanation(plan: Plan, why: Explanation) -> str:
         parts.append(wrapped(f"What limits it: {why.verdict}"))
     parts += [_runs(why), device_table(plan.timeline), *([_loads(why)] if why.loads else _chain(plan, why))]
     if why.transfers:
-        parts.append(_transfers(why))
+        parts.append(_transfers(why, len(plan.timeline.transfers)))
     if why.bound_parts:
         parts.append(_bounds(plan, why))
     return "\n\n".join(parts)
@@ -269,12 +269,12 @@ def _runs(why: Explanation) -> str:
     return f"{title}:\n\n" + table(["device", "ops", "first op", "last op"], "lrll", rows)
 
 
-def _transfers(why: Explanation) -> str:
+def _transfers(why: Explanation, count: int) -> str:
     rows = [
         [moved.tensor, moved.where, format_bytes(moved.bytes), format_seconds(moved.seconds)]
         for moved in why.transfers[:LARGEST]
     ]
-    title = _title("Transfers", len(rows), len(why.transfers), "transfers", "largest")
+    title = _title("Transfers", len(rows), count, "transfers", "largest")
     return f"{title}:\n\n" + table(["output of", "from and to", "size", "time"], "llrr", rows)
 
 

@@ -69,7 +69,8 @@ def auto(problem: Problem, ctx: Context) -> None:
         ctx.delegate(name, share=0.8)
     if not plans or not problem.num_units or problem.num_devices == 1 or ctx.should_stop():
         return
-    runners = list(_runners(problem, ctx, plans))
+    levels = hierarchy(problem, ctx, _COARSEST)
+    runners = list(_runners(problem, ctx, plans, levels))
     out: list[_Runner] = []
     while runners and not ctx.should_stop():
         heats = math.ceil(math.log(len(runners), 3)) + _FINAL
@@ -81,6 +82,12 @@ def auto(problem: Problem, ctx: Context) -> None:
         runners, out = [runner for runner in runners[:third] if not runner.done], runners[third:] + out
     for runner in out:  # the best have come to an end, and there is time for second thoughts
         runner.run(ctx, 1.0)
+    before = math.inf
+    while ctx.best_value < before and not ctx.should_stop():  # and, while it helps, for better luck
+        before = ctx.best_value
+        for name, start in plans.items():
+            again = partial(_climb, start=start, levels=levels)
+            _Runner(ctx, f"local search from {name}", again, afresh=True).run(ctx, 1.0)
     for name in EXACT if math.isfinite(ctx.seconds_left) else ():  # and for proofs, if a clock will end them
         ctx.delegate(name)
 
@@ -103,8 +110,7 @@ def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
     return {name: placements[name] for name in ranked if value[name] <= _HOPELESS * best}
 
 
-def _runners(problem: Problem, ctx: Context, plans: dict[str, Ints]) -> Iterator[_Runner]:
-    levels = hierarchy(problem, ctx, _COARSEST)
+def _runners(problem: Problem, ctx: Context, plans: dict[str, Ints], levels: list[Level]) -> Iterator[_Runner]:
     for name, start in list(plans.items())[:_CLIMBS]:
         yield _Runner(ctx, f"local search from {name}", partial(_climb, start=start, levels=levels))
     for name, search in SEARCHES.items():
@@ -119,10 +125,12 @@ def _climb(ctx: Context, start: Ints, levels: list[Level]) -> Iterator[float]:
 class _Runner:
     """A search in the race. Its clock runs while it does."""
 
-    def __init__(self, ctx: Context, name: str, search: Callable[[Context], Iterator[float]]) -> None:
+    def __init__(
+        self, ctx: Context, name: str, search: Callable[[Context], Iterator[float]], *, afresh: bool = False
+    ) -> None:
         self.name, self.best, self.done = name, math.inf, False
         self._took, self._since = 0.0, math.nan
-        self._steps = search(ctx.beside(name, self._clock))
+        self._steps = search(ctx if afresh else ctx.beside(name, self._clock))  # afresh: with other random numbers
 
     def _clock(self) -> float:
         return self._took if math.isnan(self._since) else self._took + time.perf_counter() - self._since

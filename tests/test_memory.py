@@ -80,22 +80,19 @@ def test_a_plan_is_found_wherever_there_is_one(planner):
         assert asked(problem, planner) is not None or not fitting_placements(problem), seed
 
 
-def test_cuts_that_had_to_be_repaired_are_improved():
-    """Three devices of a sequential engine, memory limited: more optima with moves after repair than without."""
-    problems = [
-        random_problem(
+def test_cuts_of_small_graphs_are_optimal_where_memory_is_short():
+    """Three devices of a sequential engine: what the Lagrangian leaves open is decided."""
+    decided = 0
+    for seed in range(120):
+        problem = random_problem(
             np.random.default_rng(seed), max_ops=7, max_devices=3, objective="latency", constrained=True,
             execution=Execution(concurrency="sequential"),
-        )
-        for seed in range(120)
-    ]  # fmt: skip
-    optima = dict.fromkeys((0, 10), 0)
-    for problem in problems:
+        )  # fmt: skip
         best, _ = brute_force(problem)
         if planners.get("min-cut").why_not(problem) or problem.num_devices < 3 or not math.isfinite(best):
             continue
         if np.isfinite(problem.capacity).any():
-            for patience in optima:
-                found = plan(problem, "min-cut", budget=Budget(evaluations=5000), options={"patience": patience})
-                optima[patience] += found.value <= best * (1 + 1e-9)
-    assert optima[10] > optima[0] > 10
+            found = plan(problem, "min-cut", budget=Budget(evaluations=5000))
+            assert found.value <= best * (1 + 1e-9), seed
+            decided += 1
+    assert decided > 10

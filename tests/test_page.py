@@ -380,7 +380,11 @@ def test_plans_are_compared(opened, both):
 
 
 def test_predicted_beside_measured(opened, both):
-    findings = [{"claim": "time", "claimed": 0.022, "found": 0.03, "verdict": "+36%"}]
+    findings = [
+        {"claim": "time", "claimed": 0.022, "found": 0.03, "verdict": "+36%"},
+        {"claim": "outputs", "claimed": 1e-4, "found": 0.0, "verdict": "holds"},
+        {"claim": "busy fast", "claimed": 0.02, "found": 0.03, "verdict": "holds"},
+    ]
     seen = {"engine": "torch", "library": MARKUP, "holds": False, "predicted": 0.022, "placed": 0.03, "plain": 0.05}
     seen |= {"placed_spread": 0.001, "plain_spread": 0.002, "findings": findings}
     view = opened(both[0], verified=[seen])
@@ -388,6 +392,8 @@ def test_predicted_beside_measured(opened, both):
     assert "36% more than predicted" in shown
     assert "30.0 ms ± 1.00 ms" in shown
     assert view.locator("#verified tbody .bad").inner_text() == "+36%"
+    assert view.locator("#verified tbody tr", has_text="outputs").inner_text().split()[-2:] == ["equal", "holds"]
+    assert view.locator("#verified tbody tr", has_text="busy").inner_text().split()[-1] == "+50%"
     assert opened(both[0]).locator("#verified").is_hidden()
 
 
@@ -439,6 +445,8 @@ def test_it_prints(opened, both):
     view = opened(both[0], color_scheme="dark")
     pdf = view.pdf()
     assert pdf.startswith(b"%PDF")
+    view.set_viewport_size({"width": 700, "height": 900})
     view.emulate_media(media="print")
+    assert view.evaluate("document.documentElement.scrollWidth") <= 700  # the graph and the tables fit on paper
     assert view.locator("nav").is_hidden()
     assert view.locator("#timeline canvas").is_visible()

@@ -77,7 +77,14 @@ export interface Verified {
   plain: number;
   placed_spread: number;
   plain_spread: number;
-  findings: { claim: string; claimed: number | null; found: number | null; verdict: string }[];
+  findings: Finding[];
+}
+
+export interface Finding {
+  claim: string;
+  claimed: number | null;
+  found: number | null;
+  verdict: string;
 }
 
 export interface Plan {

@@ -33,6 +33,11 @@ export function count(value: number): string {
   return value.toLocaleString("en");
 }
 
+/** "1 op", "2 ops". */
+export function counted(value: number, thing: string): string {
+  return `${count(value)} ${thing}${value === 1 ? "" : "s"}`;
+}
+
 export function change(from: number, to: number): string {
   if (!(from > 0) || from === to) return "the same";
   const ratio = to / from - 1;

@@ -4,12 +4,13 @@ import { Graph as Layout, layout } from "@dagrejs/dagre";
 import { background } from "./colours";
 import type { Graph } from "./data";
 import { button, h, section, svg } from "./dom";
-import { bytes, count, seconds } from "./format";
+import { bytes, count, counted, seconds } from "./format";
 import type { State } from "./state";
 import { modulePath } from "./timeline";
 
 const WIDE = 168;
 const TALL = 62;
+const PAPER = 680; // pixels across a printed page, upright
 const AT_FIRST = 14; // boxes
 const AT_MOST = 400;
 
@@ -88,6 +89,7 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
     const { width = 0, height = 0 } = drawn.graph() as { width?: number; height?: number };
     sheet.style.width = `${width * zoom}px`;
     sheet.style.height = `${height * zoom}px`;
+    sheet.style.setProperty("--fit", String(Math.min(1, PAPER / (width * zoom || 1))));
     boxes.style.transform = `scale(${zoom})`;
     wires.setAttribute("width", String(width * zoom));
     wires.setAttribute("height", String(height * zoom));
@@ -120,7 +122,7 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
     const used = deviceNames(inside);
     const badge = inside.moved ? h("span", { class: "badge" }, `${count(inside.moved)} moved`) : null;
     const strip = h("span", { class: "strip" }, ...used.map(([name, n]) => h("span", { style: `flex:${n};background:${background(name)}` })));
-    const what = folded ? `${count(inside.ops)} ops · ${seconds(inside.time)}` : `${kindOf(box)} · ${seconds(inside.time)}`;
+    const what = folded ? `${counted(inside.ops, "op")} · ${seconds(inside.time)}` : `${kindOf(box)} · ${seconds(inside.time)}`;
     const where = used.map(([name]) => name).join(" + ");
     return h(
       "button",
@@ -164,7 +166,7 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
     if (box === null || !inside) return about.replaceChildren(h("p", { class: "about" }, "A click unfolds a module; Backspace folds it again."));
     const up = tree.above(box);
     about.replaceChildren(
-      h("p", {}, h("b", {}, tree.full(box)), ` · ${count(inside.ops)} ops · ${seconds(inside.time)} · makes ${bytes(inside.bytes)}`),
+      h("p", {}, h("b", {}, tree.full(box)), ` · ${counted(inside.ops, "op")} · ${seconds(inside.time)} · makes ${bytes(inside.bytes)}`),
       h(
         "div", { class: "tools" },
         box >= 0 ? button("Unfold", `Unfold ${tree.name(box)}`, () => toggle(box)) : button("Show in timeline", "Show it in the timeline", () => showInTimeline(-1 - box)),

@@ -4,7 +4,7 @@ import { paint } from "./colours";
 import { chooser, compare } from "./compare";
 import { read } from "./data";
 import { button, h } from "./dom";
-import { count, seconds, share } from "./format";
+import { counted, seconds, share } from "./format";
 import { graph } from "./graph";
 import { memory } from "./memory";
 import { progress } from "./progress";
@@ -54,7 +54,7 @@ function header(state: State): HTMLElement {
     const costs = Object.entries(plan.cost_shares).map(([label, part], _, all) => (all.length > 1 ? `${share(part)} ${label}` : label));
     title.replaceChildren(graph.name, h("span", {}, ` on ${plan.cluster}`));
     about.textContent =
-      `${count(graph.ops)} ops on ${plan.devices.length} devices, for ${plan.objective}. Planned by ${plan.planner}${found} in ${seconds(plan.seconds)}${ended}. ` +
+      `${counted(graph.ops, "op")} on ${counted(plan.devices.length, "device")}, for ${plan.objective}. Planned by ${plan.planner}${found} in ${seconds(plan.seconds)}${ended}. ` +
       `The times of the ops are ${costs.join(", ") || "none"}.`;
   };
   state.on(["plan"], draw);

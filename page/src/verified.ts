@@ -1,7 +1,8 @@
 // What a real run of the plan showed (`placewise verify`), beside what was predicted.
 
+import type { Finding } from "./data";
 import { h, section } from "./dom";
-import { bytes, change, count, seconds } from "./format";
+import { bytes, change, counted, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
 
@@ -37,7 +38,7 @@ export function verified(state: State): HTMLElement {
         { name: "Claim", text: true, value: (f) => f.claim },
         { name: "Predicted", value: (f) => f.claimed ?? -1, show: (f) => amount(f.claim, f.claimed) },
         { name: "Found", value: (f) => f.found ?? -1, show: (f) => amount(f.claim, f.found) },
-        { name: "Verdict", text: true, value: (f) => f.verdict, show: (f) => h("span", { class: f.verdict === "holds" ? "good" : "bad" }, f.verdict) },
+        { name: "Verdict", text: true, value: (f) => f.verdict, show: verdict },
       ], seen.findings, 0),
     );
   }
@@ -47,9 +48,16 @@ export function verified(state: State): HTMLElement {
   return element;
 }
 
+/** How long a device is busy is told, not promised: there, how far off it is. */
+function verdict({ claim, claimed, found, verdict }: Finding): HTMLElement {
+  if (!claim.startsWith("busy ")) return h("span", { class: verdict === "holds" ? "good" : "bad" }, verdict);
+  const off = claimed && found !== null ? found / claimed - 1 : null;
+  return h("span", {}, off === null ? "–" : `${off < 0 ? "-" : "+"}${share(Math.abs(off))}`);
+}
+
 function amount(claim: string, value: number | null): string {
   if (value === null) return "–";
   if (claim.startsWith("memory")) return bytes(value);
-  if (claim === "placement") return `${count(value)} ops`;
-  return claim === "outputs" ? value.toExponential(1) : seconds(value);
+  if (claim === "placement") return counted(value, "op");
+  return claim === "outputs" ? value ? `${value.toExponential(1)} off` : "equal" : seconds(value);
 }

@@ -1,6 +1,6 @@
 """The tables of the papers: what our planners give on their machines, by modelled costs, beside what was published.
 
-python bench/results.py                      prints the tables (15 minutes; PLACEWISE_DATA names the public data)
+python bench/results.py                      prints the tables (25 minutes; PLACEWISE_DATA names the public data)
 python bench/results.py --json > run.json    everything, with every planner's value
 python bench/results.py --run run.json --markdown     writes that run's tables into docs/results.md, at their marks
 """

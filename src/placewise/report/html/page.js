@@ -1,4 +1,4 @@
-/* sources 6a889ef10b6760735f0f30248b20529905a94799851e16e589d750423c48bdb0 */
+/* sources 8284122df7a96e3de107ccb61592b02ffe79031f058893f47f54465ff4a07bcb */
 /*! The page holds these, under their own licences.
 
 @dagrejs/dagre 3.1.3 (MIT)

@@ -164,7 +164,15 @@ def test_plans_of_different_graphs_share_a_page():
 def test_the_command_and_the_method_write_pages(run, both):
     both[0].save("a.json")
     both[1].save("b.json.gz")
-    facts = {"engine": "torch", "library": "torch", "holds": True, "predicted": 1.0, "placed": 1.0, "plain": 1.0}
+    facts = {
+        "plan": load_plan("a.json").digest,
+        "engine": "torch",
+        "library": "torch",
+        "holds": True,
+        "predicted": 1.0,
+        "placed": 1.0,
+        "plain": 1.0,
+    }
     facts |= {"placed_spread": 0.0, "plain_spread": 0.0, "findings": [], "more": 1}
     Path("seen.json").write_text(json.dumps(facts))
     result = run("report", "a.json", "b.json.gz", "-o", "page.html", "--verified", "seen.json", "--json")
@@ -172,6 +180,8 @@ def test_the_command_and_the_method_write_pages(run, both):
     told = json.loads(result.out)
     assert told["bytes"] == Path("page.html").stat().st_size
     assert [one["title"] for one in told["plans"]] == ["a", "b"]
+    other = run("report", "b.json.gz", "--verified", "seen.json")
+    assert (other.code, other.err) == (2, "error: --verified seen.json: this is of another plan; verify this one\n")
     shown = unpacked(Path("page.html").read_text(encoding="utf-8"))["plans"]
     assert [one["verified"] and one["verified"]["placed"] for one in shown] == [1.0, None]
     both[0].report("own.html", both[1])
@@ -180,7 +190,7 @@ def test_the_command_and_the_method_write_pages(run, both):
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("{}", "engine"), ("[]", "must be an object"), ('{"engine": 1}', "engine"), ("{", "seen.json"), ("", "seen.json")],
+    [("{}", "plan"), ("[]", "must be an object"), ('{"plan": 1}', "plan"), ("{", "seen.json"), ("", "seen.json")],
 )
 def test_a_verification_that_is_none_is_refused(run, both, content, complaint):
     both[0].save("a.json")
@@ -189,7 +199,9 @@ def test_a_verification_that_is_none_is_refused(run, both, content, complaint):
     assert result.code == 2
     assert complaint in result.err
     assert not Path("page.html").exists()
-    assert "2 files for 1 plans" in run("report", "a.json", "--verified", "seen.json", "--verified", "x").err
+    assert (
+        "more of these (2) than plans (1)" in run("report", "a.json", "--verified", "seen.json", "--verified", "x").err
+    )
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
@@ -385,7 +397,15 @@ def test_predicted_beside_measured(opened, both):
         {"claim": "outputs", "claimed": 1e-4, "found": 0.0, "verdict": "holds"},
         {"claim": "busy fast", "claimed": 0.02, "found": 0.03, "verdict": "holds"},
     ]
-    seen = {"engine": "torch", "library": MARKUP, "holds": False, "predicted": 0.022, "placed": 0.03, "plain": 0.05}
+    seen = {
+        "plan": "",
+        "engine": "torch",
+        "library": MARKUP,
+        "holds": False,
+        "predicted": 0.022,
+        "placed": 0.03,
+        "plain": 0.05,
+    }
     seen |= {"placed_spread": 0.001, "plain_spread": 0.002, "findings": findings}
     view = opened(both[0], verified=[seen])
     shown = view.locator("#verified").inner_text()

@@ -143,6 +143,11 @@ def test_what_was_measured_is_kept_and_used(run, made, monkeypatch, tmp_path):
     assert again.seconds[:, 0].tolist() == [0.25, 0.25]
 
 
+def test_times_of_a_stand_in_are_not_kept(run):
+    with pytest.raises(InvalidInput, match="d0 is a gpu, and cpu stands in for it"):
+        run(keep=lambda cluster: None, devices={"d0": "cpu"})
+
+
 def test_requests_that_make_no_sense(run, made):
     with pytest.raises(InvalidInput, match="no device 'd7'; there are d0, d1"):
         run(devices={"d7": "cpu"})

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from placewise import Budget, plan
 from placewise.cluster import Device, full_mesh
 from placewise.report.what_if import GIB, what_if
@@ -37,9 +41,22 @@ def test_one_more_device_takes_its_share():
     assert "links twice as fast" not in rows
 
 
-def test_a_limit_of_devices_grows_with_them():
-    problem = problem_of([[1.0, 1.0]] * 3, max_devices=2, sizes=0.0)
-    assert found(problem)["one more like d0"][1:] == (2.0, 1.0)
+def test_a_limit_of_devices_stays():
+    """Two of three devices may be used, so a fourth is worth nothing."""
+    problem = problem_of([[1.0, 1.0, 9.0]] * 3, max_devices=2, sizes=0.0)
+    assert found(problem)["one more like d0"][1:] == (2.0, 2.0)
+
+
+def test_forbidden_devices_are_not_wished_for():
+    rows = found(problem_of([[1.0, 2.0]], memory=[GIB, 2 * GIB], forbidden=("d1",), resident=[1.0]))
+    assert [row for row in rows if "d1" in row] == []
+
+
+def test_ctrl_c_ends_it(monkeypatch):
+    made = plan(problem_of([[1.0, 1.0]]), "single")
+    monkeypatch.setattr("placewise.driver.plan", lambda *_, **__: replace(made, stopped="interrupted"))
+    with pytest.raises(KeyboardInterrupt):
+        what_if(made)
 
 
 def test_the_name_of_the_twin_is_free():

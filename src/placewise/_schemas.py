@@ -336,6 +336,7 @@ class VerificationData(_Object):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
+    plan: str  # its digest
     engine: str
     library: str
     holds: bool

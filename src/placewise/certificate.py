@@ -25,6 +25,7 @@ from placewise.simulator.throughput import busy, throughput_loads
 _SAME: Final = 1e-9  # relative; what rounding may amount to
 _LONGEST: Final = 1000  # ops of a path that is gone over in stretches
 TRUST: Final = "on trust"
+NO_CLAIM: Final = "no claim"  # told for what it explains
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Finding:
     @property
     def is_wrong(self) -> bool:
         """Whether the claim was refuted."""
-        return self.verdict not in ("holds", TRUST)
+        return self.verdict not in ("holds", TRUST, NO_CLAIM)
 
 
 class _Wrong(Exception):

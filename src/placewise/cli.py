@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import Signature, signature
 from pathlib import Path
@@ -292,6 +292,9 @@ def _takes_problem(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         options = {name: given.pop(name) for name in shared}
         models = options.pop("model")
+        read = [*([models] if isinstance(models, str) else models), options["cluster"]]
+        for name in ("out", "plot"):
+            _check_apart(given.get(name), f"--{name}", read)
         if first.name == "problems":
             command([_problem(model, **options) for model in models], **given)
         else:
@@ -381,7 +384,7 @@ def compare(
     limit = _budget(budget, evaluations)
     if plot:
         plots.check_format(plot)
-        _check_writable(plot)
+        _check_writable(plot, "--plot")
     if out:
         if len(problems) > 1:
             raise InvalidInput(f"--out {out}: name one model, since there is one best plan for each")
@@ -518,11 +521,14 @@ def report(
     from placewise.files import load_verification, write_text
     from placewise.report.page import to_page
 
-    _check_writable(out)
+    _check_writable(out, read=[*plans, *(verified or [])])
     if len(verified or []) > len(plans):
-        raise InvalidInput(f"--verified: {len(verified or [])} files for {len(plans)} plans")
+        raise InvalidInput(f"--verified: there are more of these ({len(verified or [])}) than plans ({len(plans)})")
     seen = [load_verification(path) for path in verified or []]
     found = [_load(path) for path in plans]
+    for path, facts, plan in zip(verified or [], seen, found, strict=False):
+        if facts["plan"] != plan.digest:
+            raise InvalidInput(f"--verified {path}: this is of another plan; verify this one")
     titles = [path.name.removesuffix(".gz").removesuffix(".json") for path in plans]
     if len(set(titles)) < len(titles):
         titles = [str(path) for path in plans]
@@ -558,6 +564,8 @@ def export(
     from placewise.report.trace import to_trace
 
     write = to_trace if to == "trace" else engines.get(to).export
+    if out is not None and model is None:
+        _check_writable(out, read=[plan])
     found = _load(plan)
     if model is not None:
         cut_up = None if to == "trace" else engines.get(to).write
@@ -618,15 +626,15 @@ def verify(
     from placewise.report.table import describe_verification
 
     if update:
-        _check_writable(update)
+        _check_writable(update, "--update", read=[plan, model])
     if not 0 < within < math.inf:
-        raise InvalidInput(f"--within {within}: must be above zero")
+        raise InvalidInput(f"--within {within}: must be a number above zero")
     found = _load(plan)
     keep = None if update is None else lambda cluster: save_cluster(cluster, update)
     with terminal.heard(), terminal.working("verifying") as show:
         seen = verification.verify(
             found, model, engine=engine, devices=_pairs(device or [], "--device"), within=within,
-            seconds=_quantity(budget, "seconds", "--budget"), keep=keep, on_progress=show,
+            seconds=_positive(budget, "--budget"), keep=keep, on_progress=show,
         )  # fmt: skip
     print(_json(seen.facts()) if as_json else describe_verification(found, seen), flush=True)
     if update:
@@ -759,9 +767,7 @@ def import_model(
     from placewise.importers.assembly import kinds_without_formula
     from placewise.report.table import describe_import
 
-    _check_writable(out)
-    if out.exists() and os.path.exists(model) and out.samefile(model):
-        raise InvalidInput(f"--out {out}: this is the model itself, which would be overwritten")
+    _check_writable(out, read=[model])
     with terminal.heard():
         graph = files.import_model(
             model, name=name, training=training, prompt=prompt, batch=batch, decode=decode, dims=_sizes(dim)
@@ -846,6 +852,13 @@ def zoo(as_json: AsJson = False) -> None:
 # ---- shared by the commands ------------------------------------------------------------------------------------------
 
 
+def _positive(text: str, option: str) -> float:
+    seconds = _quantity(text, "seconds", option)
+    if seconds <= 0:
+        raise InvalidInput(f"{option}: it must be above zero")
+    return seconds
+
+
 def _budget(seconds: str | None, evaluations: int | None) -> "Budget":
     from placewise.driver import DEFAULT_BUDGET, Budget
 
@@ -858,14 +871,22 @@ def _budget(seconds: str | None, evaluations: int | None) -> "Budget":
     return Budget(seconds=limit, evaluations=evaluations)
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(path: Path, option: str = "--out", *, read: Iterable[str | Path | None] = ()) -> None:
     """Better told now than after the budget is spent."""
     if not path.parent.is_dir():
-        raise InvalidInput(f"--out {path}: there is no folder {path.parent}")
+        raise InvalidInput(f"{option} {path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
-        raise InvalidInput(f"--out {path}: it is {'a folder' if path.is_dir() else 'no regular file'}")
+        raise InvalidInput(f"{option} {path}: it is {'a folder' if path.is_dir() else 'no regular file'}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InvalidInput(f"--out {path}: you may not write to the folder {path.parent}")
+        raise InvalidInput(f"{option} {path}: you may not write to the folder {path.parent}")
+    _check_apart(path, option, read)
+
+
+def _check_apart(path: Path | None, option: str, read: Iterable[str | Path | None]) -> None:
+    """What a command reads is not overwritten by what it writes."""
+    for given in read:
+        if path and given and path.exists() and os.path.exists(given) and path.samefile(given):
+            raise InvalidInput(f"{option} {path}: this is what is read, which would be overwritten")
 
 
 def _under(execution: "Execution", found: "Plan") -> "Plan":

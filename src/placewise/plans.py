@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -85,6 +86,12 @@ class Plan:
         sums = np.bincount(self.problem.costs.label[ops, self.placement], seconds, len(LABELS))
         shares = {LABELS[i]: float(sums[i] / sums.sum()) for i in np.argsort(-sums) if sums[i] > 0}
         return shares
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the problem and the answer."""
+        order = b"" if self.order is None else self.order.tobytes()
+        return sha256(self.problem.digest.encode() + self.placement.tobytes() + order).hexdigest()
 
     @cached_property
     def devices(self) -> dict[str, str]:

@@ -44,7 +44,7 @@ def _check_present(name: str, home: torch.device) -> None:
     if home.type == "cuda" and (home.index or 0) >= count:
         raise InvalidInput(
             f"the plan uses {name} as {home}, and torch sees {count} CUDA devices; say what it is, as in "
-            f"devices={{{name!r}: 'cpu'}}"
+            f"devices={{{name!r}: 'cpu'}} or --device {name}=cpu"
         )
 
 

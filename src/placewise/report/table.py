@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.cells import cell_len, set_cell_size
 
-from placewise.certificate import Finding
+from placewise.certificate import NO_CLAIM, Finding
 from placewise.cluster import Cluster
 from placewise.driver import Outcome
 from placewise.engines import Engine
@@ -221,7 +221,7 @@ def describe_verification(plan: Plan, seen: Verification) -> str:
         return format_bytes(amount) if claim.startswith("memory of ") else format_seconds(amount)
 
     def verdict(f: Finding) -> str:
-        return _off(f) if f.claim.startswith("busy ") else f.verdict
+        return _off(f) if f.verdict == NO_CLAIM else f.verdict
 
     rows = [[f.claim, shown(f.claim, f.claimed), shown(f.claim, f.found), verdict(f)] for f in seen.findings]
     planned, plain = (f"{format_seconds(t.seconds)} (+- {t.spread:.0%})" for t in (seen.placed, seen.plain))
@@ -357,18 +357,21 @@ def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:
 
 
 def describe_what_if(plan: Plan, rows: Sequence[WhatIf]) -> str:
-    """What `placewise explain --what-if` prints; gains are over planning once more without a change."""
+    """What `placewise explain --what-if` prints; differences are to planning once more without a change."""
     base = rows[0].planned
     cells = [
         [row.change, format_seconds(row.same), format_seconds(row.planned), _change(row.planned, base)] for row in rows
     ]
-    found = table(["change", "the same plan", "planned anew", "gain"], "lrrr", cells)
-    return f"{headline(plan)}\n\n{found}"
+    parts = [headline(plan), table(["change", "the same plan", "planned anew", "difference"], "lrrr", cells)]
+    if base < plan.value * (1 - 1e-3):
+        again = f"{format_seconds(base)}: before hardware, give it more time"
+        parts.append(wrapped(f"Without any change, planning once more finds {again}."))
+    return "\n\n".join(parts)
 
 
 def _change(value: float, before: float) -> str:
     ratio = value / before if before else 1.0
-    return f"{ratio - 1:+.2%}" if ratio < 100 else f"x {ratio:.3g}"
+    return "0%" if abs(ratio - 1) < 5e-5 else f"{ratio - 1:+.2%}" if ratio < 100 else f"x {ratio:.3g}"
 
 
 def _share(part: float, whole: float) -> str:

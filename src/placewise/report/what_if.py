@@ -40,6 +40,8 @@ def what_if(
     for change, problem in _changes(plan.problem):
         same = float(evaluate(problem, plan.placement, plan.order).value[0])
         anew = driver.plan(problem, budget=budget, seed=plan.seed, on_progress=on_progress)
+        if anew.stopped == "interrupted":
+            raise KeyboardInterrupt
         found.append(WhatIf(change, same, min(same, anew.value)))
     return found
 
@@ -47,7 +49,10 @@ def what_if(
 def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "nothing", problem
     cluster = problem.cluster
-    for members in _alike(cluster):
+    for alike in _alike(cluster):
+        members = [device for device in alike if device.name not in problem.forbidden]
+        if not members:
+            continue
         which = members[0].name if len(members) == 1 else f"each of {members[0].name} to {members[-1].name}"
         if np.isfinite(members[0].memory):
             larger = cluster.with_memory({device.name: device.memory + GIB for device in members})
@@ -81,8 +86,7 @@ def _one_more(problem: Problem, device: Device) -> Problem:
     columns = [*range(problem.num_devices), d]
     costs = Costs.create(problem.costs.seconds[:, columns], problem.costs.label[:, columns])
     wider = replace(cluster, devices=(*cluster.devices, twin), links=(*cluster.links, *links))
-    most = None if problem.max_devices is None else problem.max_devices + 1
-    return replace(problem, cluster=wider, costs=costs, max_devices=most)
+    return replace(problem, cluster=wider, costs=costs)
 
 
 def _between(cluster: Cluster, d: int) -> Link:

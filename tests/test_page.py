@@ -165,7 +165,7 @@ def test_the_command_and_the_method_write_pages(run, both):
     both[0].save("a.json")
     both[1].save("b.json.gz")
     facts = {
-        "plan": load_plan("a.json").digest,
+        "plan": both[0].digest,
         "engine": "torch",
         "library": "torch",
         "holds": True,

@@ -14,27 +14,26 @@ from placewise.planners import get, planner
 from placewise.planners.genetic import evolve
 from placewise.planners.list_search import reprioritise
 from placewise.planners.local_search import UnitMoves, climb, explore
-from placewise.planners.multilevel import Level, Moves, descend, hierarchy
+from placewise.planners.multilevel import Level, Moves, hierarchy
 from placewise.planners.order_search import improve, ordered_start
 from placewise.problem import Problem
 
 #: Quick however large the graph is.
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp")
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp", "multilevel")
 #: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
 EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
 #: A step at a time, so that they can take turns.
 SEARCHES: Final[dict[str, Callable[[Context], Iterator[float]]]] = {
     "local-search": explore,
-    "multilevel": descend,
     "genetic": evolve,
     "list-search": lambda ctx: reprioritise(ctx, patience=20),
     "order-search": lambda ctx: improve(ctx, *ordered_start(ctx), moves=500),
 }
 MEMBERS: Final = (*FIRST, *STARTS, *EXACT, *SEARCHES)
 #: Of what is left, at most.
-_SHARE: Final = {"fit": 0.5, **dict.fromkeys(EXACT, 0.3)}
+_SHARE: Final = {"fit": 0.5, "multilevel": 0.25, **dict.fromkeys(EXACT, 0.3)}
 _USUAL_SHARE: Final = 0.1
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
 _CLIMBS: Final = 3  # plans, the best ones, from which searches begin

@@ -14,19 +14,20 @@ from placewise.planners import get, planner
 from placewise.planners.genetic import evolve
 from placewise.planners.list_search import reprioritise
 from placewise.planners.local_search import UnitMoves, climb, explore
-from placewise.planners.multilevel import Level, Moves, hierarchy
+from placewise.planners.multilevel import Level, Moves, descend, hierarchy
 from placewise.planners.order_search import improve, ordered_start
 from placewise.problem import Problem
 
 #: Quick however large the graph is.
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp", "multilevel")
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp")
 #: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
 EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
 #: A step at a time, so that they can take turns.
 SEARCHES: Final[dict[str, Callable[[Context], Iterator[float]]]] = {
     "local-search": explore,
+    "multilevel": descend,
     "genetic": evolve,
     "list-search": lambda ctx: reprioritise(ctx, patience=20),
     "order-search": lambda ctx: improve(ctx, *ordered_start(ctx), moves=500),
@@ -35,6 +36,7 @@ MEMBERS: Final = (*FIRST, *STARTS, *EXACT, *SEARCHES)
 #: Of what is left, at most.
 _SHARE: Final = {"fit": 0.5, "multilevel": 0.25, **dict.fromkeys(EXACT, 0.3)}
 _USUAL_SHARE: Final = 0.1
+_MANY: Final = 1_000  # units; beyond, the race would give `multilevel` up on its coarse levels: it begins
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
 _CLIMBS: Final = 3  # plans, the best ones, from which searches begin
 _FINAL: Final = 4  # heats' worth of budget for the last runner
@@ -94,7 +96,7 @@ def auto(problem: Problem, ctx: Context) -> None:
 def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
     """Placements by the name of the method, the best first, without those that repeat another or are hopeless."""
     placements: dict[str, Ints] = {}
-    for name in (*FIRST, *STARTS):
+    for name in (*FIRST, *STARTS, *(("multilevel",) if problem.num_units > _MANY else ())):
         found = ctx.delegate(name, share=_SHARE.get(name, _USUAL_SHARE), afresh=True)
         if found and not any((found[0] == other).all() for other in placements.values()):
             placements[name] = found[0]

@@ -357,6 +357,9 @@ def test_a_proved_optimum_is_a_reason_to_stop(problem, loose):
     unproved = plan(loose, "prover", options={"proof": 1.75})
     assert (unproved.evaluations, unproved.lower_bound) == (2, 1.75)
     assert unproved.gap == pytest.approx(0.125)
+    (began, first), (rose, then) = unproved.bounds
+    assert (began, first, then) == (0.0, pytest.approx(1.5), 1.75)
+    assert 0.0 <= rose <= unproved.seconds
     assert plan(problem, "random").evaluations == 64  # the first batch holds the optimum, which the bound proves
 
 

@@ -76,6 +76,7 @@ def small_plan(**changes):
         "evaluations": 12,
         "stopped": "budget",
         "history": ((0.1, 1, 0.5), (0.2, 7, 1 / 3)),
+        "bounds": ((0.0, 1e-8), (0.15, 1e-7)),
     }
     return Plan(**{**given, **changes})
 
@@ -266,6 +267,11 @@ def test_plan_round_trip(tmp_path, order, name):
     for part in fields(Plan):
         if part.name != "problem":
             np.testing.assert_equal(getattr(again, part.name), getattr(plan, part.name))
+
+
+def test_a_plan_file_without_bounds_is_read(tmp_path):
+    small_plan().save(tmp_path / "plan.json")
+    assert Plan.load(edited(tmp_path / "plan.json", "bounds", drop=True)).bounds == ()
 
 
 def test_a_plan_may_take_longer_than_any_of_its_ops(tmp_path):

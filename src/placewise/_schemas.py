@@ -317,6 +317,7 @@ class PlanData(_Object):
     evaluations: Annotated[int, Field(ge=0)]
     stopped: str
     history: List[Annotated[tuple[Total, int, Total], Field(strict=False)]]  # JSON has lists, not tuples
+    bounds: List[Annotated[tuple[Total, Total], Field(strict=False)]] = []
 
 
 # ---- one clear line --------------------------------------------------------------------------------------------------

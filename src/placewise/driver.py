@@ -98,6 +98,7 @@ class Context:
         self.rejected: tuple[Ints, Ints | None] | None = None  # the last that broke a constraint
         self.lower_bound = bound
         self.history: list[tuple[float, int, float]] = []
+        self.bounds = [(0.0, bound)]  # as it rose
         self.stopped = "finished"
         self.took: float | None = None  # seconds, once the planner is done
         self.planner = planner
@@ -161,6 +162,7 @@ class Context:
         while ctx is not None and ctx.problem is self.problem:
             if value > ctx.lower_bound:
                 ctx.lower_bound, ctx.proved_by = value, by
+                ctx.bounds.append((ctx.seconds, value))
             ctx = ctx._within
 
     def spend(self, evaluations: int) -> None:
@@ -341,6 +343,7 @@ def plan(
         lower_bound=min(ctx.lower_bound, ctx.best_value), planner=planner, version=placewise.__version__,
         found_by=ctx.found_by, proved_by=ctx.proved_by, seed=int(seed), options=settings, seconds=ctx.took,
         evaluations=ctx.evaluations, stopped=ctx.stopped, history=tuple(ctx.history),
+        bounds=tuple(ctx.bounds),
     )  # fmt: skip
 
 

@@ -524,6 +524,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         "evaluations": plan.evaluations,
         "stopped": plan.stopped,
         "history": plan.history,
+        "bounds": plan.bounds,
         **answer,
         "digests": _digests(plan.problem) | {"answer": _digest_of(**answer)},
         "problem": _problem_out(plan.problem),
@@ -582,6 +583,7 @@ def _plan_in(content: Any) -> Plan:
         evaluations=data.evaluations,
         stopped=data.stopped,
         history=tuple(data.history),
+        bounds=tuple(data.bounds),
     )
 
 

@@ -50,6 +50,7 @@ class Plan:
     evaluations: int = 0  # placements that were simulated for it
     stopped: str = "finished"  # or "budget", "interrupted"
     history: tuple[tuple[float, int, float], ...] = ()  # (seconds, evaluations, value) at each improvement
+    bounds: tuple[tuple[float, float], ...] = ()  # (seconds, lower bound) at first, and each time that it rose
 
     def __post_init__(self) -> None:
         for name in ("placement", "order"):

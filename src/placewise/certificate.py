@@ -20,6 +20,7 @@ import numpy as np
 from placewise.plans import Plan
 from placewise.problem import Problem
 from placewise.simulator.bounds import lower_bound
+from placewise.simulator.streaming import Streaming
 from placewise.simulator.throughput import busy, throughput_loads
 
 _SAME: Final = 1e-9  # relative; what rounding may amount to
@@ -382,6 +383,8 @@ def _bound(plan: Plan) -> Iterator[Finding]:
             again["path"] = _path(problem)
         if "path in stretches" in bound.parts and len(bound.path) <= _LONGEST:
             again["path in stretches"] = _in_stretches(problem, list(bound.path))
+        if "streaming" in bound.parts and bound.streaming:
+            again["streaming"] = _streaming(problem, bound.streaming)
         for name, seconds in again.items():
             good = bound.parts[name] <= seconds * (1 + _SAME)
             yield Finding(f"bound: {name}", bound.parts[name], seconds, "holds" if good else "it proves less")
@@ -462,6 +465,63 @@ def _area(problem: Problem, time: Any, byte: Any) -> float:
         cheapest.append(min(prices, default=math.inf))
     worth = [byte[d] * problem.capacity[d] for d in every if byte[d] > 0]
     return max(0.0, fsum(cheapest) - fsum(worth))
+
+
+def _streaming(problem: Problem, said: Streaming) -> float:
+    """What prices prove where stored tensors may be fetched: loads at weights that add up to one are at most the
+    largest, bytes are credited as for the area, and a unit is charged for each tensor that it reads what the tensor is
+    credited where it is, by its home or by a copy.
+    """
+    graph, cluster, every = problem.graph, problem.cluster, range(problem.num_devices)
+    sequential = problem.execution.concurrency == "sequential"
+    load, byte, having = said.load.tolist(), said.byte.tolist(), said.having.tolist()
+    units, pairs = _units(problem), list(zip(said.tensor.tolist(), said.reader.tolist(), strict=True))
+    read = set(zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True))
+    along = {(int(graph.tensor_producer[t]), op) for t, op in read}
+    if (
+        min([*load, *byte, *(price for row in having for price in row)]) < 0
+        or len(load) != (1 if sequential else 1 + len(every) + len(cluster.channels))
+        or abs(fsum(load) - 1.0) > 1e-12
+        or any(byte[d] > 0 and math.isinf(problem.capacity[d]) for d in every)
+        or any(step not in along for step in zip(said.path, said.path[1:], strict=False))
+        or any(not graph.is_stored[graph.tensor_producer[t]] for t, _ in pairs)
+        or any(all((t, op) not in read for op in units[u]) for t, u in pairs)
+    ):
+        return 0.0
+
+    def copies(t: int, a: int, b: int) -> float:
+        """What a copy is charged."""
+        seconds = float(cluster.latency[a, b] + graph.tensor_bytes[t] * cluster.seconds_per_byte[a, b])
+        if sequential:
+            return seconds * float(load[0])
+        shared = cluster.channels_of[a, b] if problem.execution.contention == "channel" else ()
+        return seconds * float(fsum(load[1 + len(every) + c] for c in shared))
+
+    charged: dict[int, list[list[float]]] = {}  # by unit
+    worth: dict[int, list[list[float]]] = {}  # by tensor
+    for (t, u), prices in zip(pairs, having, strict=True):
+        charged.setdefault(u, []).append(prices)
+        worth.setdefault(t, []).append(prices)
+    of_op: dict[int, list[int]] = {}
+    for t in worth:
+        of_op.setdefault(int(graph.tensor_producer[t]), []).append(t)
+    on_path, cheapest = set(said.path), []
+    for u, unit in enumerate(units):
+        costs = []
+        for d in _fits(problem, unit):
+            terms = [byte[d] * float(graph.resident_bytes[op]) for op in unit]
+            terms += [prices[d] for prices in charged.get(u, [])]
+            for op in unit:
+                weight = load[0] if sequential else load[0] * (op in on_path) + load[1 + d]
+                terms.append(weight * float(problem.seconds[op, d]))
+                for t in of_op.get(op, []):
+                    value = [fsum(prices[e] for prices in worth[t]) for e in every]
+                    terms.append(-value[d])
+                    terms += [min(0.0, copies(t, d, e) - value[e]) for e in every if e != d]
+            costs.append(fsum(terms))
+        cheapest.append(min(costs, default=math.inf))
+    worth_of_memory = fsum(byte[d] * float(problem.capacity[d]) for d in every if byte[d] > 0)
+    return max(0.0, fsum(cheapest) - worth_of_memory)
 
 
 def _path(problem: Problem) -> float:

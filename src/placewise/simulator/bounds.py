@@ -1,10 +1,12 @@
 """How good any plan could be: lower bounds on the objective, so that a plan can say how far from the best it is.
 
-Five arguments, each valid for every feasible plan:
+Six arguments, each valid for every feasible plan:
 
 - *path*: along a chain of ops, each on its best device and each change of device paid for, time only adds up;
 - *path under memory*: the same for one heavy path, when not all of its ops fit where they are fastest;
 - *path in stretches*: the same, when not all of them fit on one device, so that the path must move on (`stretches.py`);
+- *streaming*: the same for one path, the devices and the channels together, when weights may be at home elsewhere and
+  not all fit where they are read (`streaming.py`);
 - *unit*: ops that must share a device run there one after another;
 - *area*: spread the work over the devices as thinly as their speeds and memories allow, as if ops could be cut up.
 
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from placewise.graph import Floats, Ints
 from placewise.problem import Problem
 from placewise.simulator.alike import kinds, most_replicas
+from placewise.simulator.streaming import Streaming, streaming
 from placewise.simulator.stretches import stretched
 from placewise.simulator.working import takes_time, working_set
 
@@ -52,6 +55,7 @@ class Bound:
     parts: dict[str, float]
     prices: tuple[Floats, Floats] | None = None  # behind the area: of time [phases, D], seconds per byte [D]
     path: tuple[int, ...] = ()  # the ops behind the path in stretches
+    streaming: Streaming | None = None  # what stands behind it
 
 
 def lower_bound(problem: Problem) -> Bound:
@@ -76,8 +80,8 @@ def made_of(problem: Problem) -> dict[str, dict[str, float]]:
     )
     found = {}
     for name, seconds in parts.items():
-        same = "path" if name.startswith("path") else name
-        steps = [0.0, free.get(same, 0.0), paid.get(same, 0.0), seconds]
+        same = ["path"] if name.startswith("path") else ["path", "area"] if name == "streaming" else [name]
+        steps = [0.0, *(max(parts.get(part, 0.0) for part in same) for parts in (free, paid)), seconds]
         found[name] = {what: max(0.0, b - a) for what, a, b in zip(INGREDIENTS, steps, steps[1:], strict=False)}
     return found
 
@@ -91,12 +95,16 @@ def _bound(problem: Problem) -> Bound:
         parts = _completion_parts(problem, work)
         return Bound(max(parts.values()), parts)
     area, prices = _priced_area(work)
+    fetched: Streaming | None = None
     parts, path = {"unit": float(work.alone().max()), "area": area}, tuple[int, ...]()
     if problem.objective == "latency":
         parts["path"] = float(_longest_path_through(problem, work, np.zeros_like(problem.graph.model)).max())
         under_memory, path = _paths_under_memory(problem, work)
+        fetched = _streaming(problem, work)
+        if fetched:
+            under_memory["streaming"] = fetched.seconds
         parts |= {name: seconds for name, seconds in under_memory.items() if seconds > parts["path"]}
-    return Bound(max(parts.values()), parts, prices, path)
+    return Bound(max(parts.values()), parts, prices, path, fetched)
 
 
 def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
@@ -243,16 +251,28 @@ def _heavy_paths(problem: Problem, least: Floats) -> Iterator[list[int]]:
 
 
 def _path_under_memory(problem: Problem, work: _Work) -> float:
-    """The heaviest path, whose ops run one after another, if memory keeps some of them off their fastest device.
+    """A path, whose ops run one after another, if memory keeps some of them off their fastest device.
 
     To the path, the cluster is a sequential one; the other ops take no time but want their bytes.
     """
-    graph = problem.graph
-    seconds = np.where(problem.allowed & ~graph.is_stored[:, None], problem.seconds, 0.0)
-    on_path = np.zeros(graph.num_ops, np.bool_)
-    on_path[_heaviest_path(problem, seconds.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1))] = True
+    seconds = np.where(problem.allowed & ~problem.graph.is_stored[:, None], problem.seconds, 0.0)
+    on_path = np.zeros(problem.num_ops, np.bool_)
+    on_path[_usual_path(problem)] = True
     along = _sums(work.item, seconds * on_path[:, None], len(work.resident))[None]
     return _area(replace(work, seconds=along, sequential=True))
+
+
+def _streaming(problem: Problem, work: _Work) -> Streaming | None:
+    """What is proved where weights may be fetched, if memory is short of them."""
+    if problem.execution.concurrency == "slots" or work.resident.sum() <= problem.capacity.min():
+        return None
+    return streaming(problem, _usual_path(problem), work.may, work.slack)
+
+
+def _usual_path(problem: Problem) -> list[int]:
+    """The heaviest path if each op takes the mean of its times."""
+    seconds = np.where(problem.allowed & ~problem.graph.is_stored[:, None], problem.seconds, 0.0)
+    return _heaviest_path(problem, seconds.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1))
 
 
 def _paths_in_slots(problem: Problem, work: _Work) -> float:

@@ -524,6 +524,14 @@ def test_a_parameter_is_fetched_once_for_its_most_urgent_reader_and_not_at_all_a
 # ---- small cases: memory ---------------------------------------------------------------------------------------------
 
 
+def test_a_level_that_rounding_leaves_below_nothing_hides_no_peak():
+    """0.6 + 0.3 - 0.6 - 0.3 is below zero. Then op3 needs 3 bytes besides the 5 that it makes, for a short while."""
+    seconds = np.array([[4.0], [4.0], [4.0], [1e-3], [4.1]]) * [1, 1]
+    edges, columns = [(0, 1), (1, 2), (2, 3), (3, 4)], {"sizes": [0.6, 0.3, 0.0, 5.0, 0.0], "scratch": [0, 0, 0, 3, 0]}
+    problem = problem_of(seconds, edges, bandwidth=0.2, **columns)
+    assert evaluate(problem, [0, 0, 1, 0, 0]).peak.tolist() == [[8.0, 0.3]]
+
+
 def profile(timeline, device):
     """(time, bytes) at each change."""
     times, held = timeline.memory_profile(device)

@@ -182,7 +182,8 @@ def _peak_memory(
         for i in range(d * buckets, (d + ONE) * buckets):
             before = level
             level += opened[i] - closed[i]
-            opened[i] = before if before + opened[i] > peak[d] and closed[i] > 0.0 else -1.0
+            in_doubt = before + opened[i] > peak[d] and closed[i] > 0.0
+            opened[i] = (before if before > 0.0 else 0.0) if in_doubt else -1.0  # rounding may leave less than nothing
     opened[nowhere] = -1.0
 
     # The events of buckets in doubt, sorted by bucket, then by time with ends before beginnings.

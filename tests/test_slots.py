@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,13 @@ from placewise.cluster import Cluster, Device, Link
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import dnn_partitioning
 from placewise.planners import slot_milp
-from placewise.planners.slot_search import Row, Walk
+from placewise.planners.rows import Row
+from placewise.planners.slot_search import Walk
 from placewise.problem import Execution
 from placewise.report.explain import critical_chain
 from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.bounds import lower_bound
+from placewise.simulator.pieces import in_pieces
 from problems import problem_of, random_placement, random_problem
 
 SLOTS = Execution(concurrency="slots", memory="static")
@@ -251,7 +254,64 @@ def test_a_cut_chain_is_the_best_of_all_placements():
         )  # fmt: skip
         row = Row(problem)
         row.anneal(0.0, 40, seed)
-        assert evaluate(problem, row.placement()).score[0] == brute_force(problem)[0], seed
+        assert evaluate(problem, row.plan()[0]).score[0] == brute_force(problem)[0], seed
+
+
+def blocks_in_slots(rng, slots):
+    """Branches between ops that everything passes through, with a jump; two accelerators with little memory, a pool."""
+    edges, joint, n = [], 0, 1
+    while n < 7:
+        branches = [int(rng.integers(1, 3)) for _ in range(int(rng.integers(1, 4)))]
+        ends = []
+        for length in branches:
+            before = joint
+            for _ in range(min(length, 7 - n)):
+                edges.append((before, n))
+                before, n = n, n + 1
+            ends.append(before)
+        if n < 7:
+            edges += [(end, n) for end in sorted(set(ends))]
+            joint, n = n, n + 1
+    if rng.random() < 0.3:
+        edges.append((0, 6))
+    seconds = np.repeat(rng.integers(0, 9, (7, 1)).astype(float), 3, axis=1) * [1, 1, rng.integers(1, 8)]
+    execution = replace(SLOTS, slots=slots)
+    return problem_of(
+        seconds, sorted(set(edges)), sizes=rng.integers(0, 9, 7), resident=rng.integers(0, 5, 7).astype(float),
+        group=np.where(rng.random(7) < 0.2, 0, -1), execution=execution,
+        cluster=accelerators_and_pool(2, memory=float(rng.integers(5, 15))),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_no_plan_beats_pieces_that_fit_and_are_cut_out_whole(slots):
+    said = met = 0
+    for seed in range(100):
+        problem = blocks_in_slots(np.random.default_rng(seed), slots)
+        best, bound = brute_force(problem)[0], lower_bound(problem)
+        assert bound.value <= best, seed
+        found = bound.parts.get("path under memory", 0.0)
+        said += math.isfinite(best) and found > 0
+        met += found >= best * (1 - 1e-9) > 0
+        path, rng = [0], np.random.default_rng(seed)  # any other path will do as well
+        while len(readers := problem.graph.consumers[problem.graph.edge_producer == path[-1]]):
+            path.append(int(rng.choice(readers)))
+        assert in_pieces(problem, path, problem.allowed, 1e-9) <= best, seed
+    assert said > 40
+    assert met > 4  # so that a bound that is a little too high would have been noticed
+
+
+def test_what_two_joints_share_all_between_them_shares():
+    """Four branches of 1 s and 2 bytes between two ops; one byte too many for one piece."""
+    edges = [(0, i) for i in (1, 2, 3, 4)] + [(i, 5) for i in (1, 2, 3, 4)]
+    problem = problem_of(
+        np.ones((6, 2)), edges, sizes=[9, 1, 1, 1, 1, 0], resident=[1.0, 2.0, 2.0, 2.0, 2.0, 1.0], execution=SLOTS,
+        memory=9.0,
+    )  # fmt: skip
+    # The best are op0 to op4 in a piece, which sends four tensors of 1 s, and op5 in another, which receives them.
+    assert brute_force(problem)[0] == 5 + (4 + 4) + 1
+    # The bound knows of the path and of all that is cut, but not where the other branches are.
+    assert lower_bound(problem).value == pytest.approx(3 + (4 + 4), rel=1e-6)
 
 
 def test_walks_see_what_the_simulator_sees():

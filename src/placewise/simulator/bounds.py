@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from placewise.graph import Floats, Ints
 from placewise.problem import Problem
 from placewise.simulator.alike import kinds, most_replicas
+from placewise.simulator.pieces import in_pieces
 from placewise.simulator.streaming import Streaming, streaming
 from placewise.simulator.stretches import stretched
 from placewise.simulator.working import takes_time, working_set
@@ -229,7 +230,10 @@ def _paths_under_memory(problem: Problem, work: _Work) -> tuple[dict[str, float]
     if not work.sequential and work.resident.sum() > problem.capacity.min():
         found["path under memory"] = _path_under_memory(problem, work)
     if problem.execution.concurrency == "slots":
-        found["path under memory"] = max(found["path under memory"], _paths_in_slots(problem, work))
+        fast, may = np.where(work.may[work.item], problem.seconds, np.inf).min(axis=1), work.may[work.item]
+        for through in dict.fromkeys(map(tuple, _heavy_paths(problem, fast))):
+            value = in_pieces(problem, list(through), may, work.slack)
+            found["path under memory"] = max(found["path under memory"], value)
         return found, ()
     seconds = np.where(work.may[work.item], problem.seconds, np.inf)
     for path in _heavy_paths(problem, seconds.min(axis=1)):
@@ -273,96 +277,6 @@ def _usual_path(problem: Problem) -> list[int]:
     """The heaviest path if each op takes the mean of its times."""
     seconds = np.where(problem.allowed & ~problem.graph.is_stored[:, None], problem.seconds, 0.0)
     return _heaviest_path(problem, seconds.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1))
-
-
-def _paths_in_slots(problem: Problem, work: _Work) -> float:
-    """Heavy paths, cut into stretches on accelerators whose units fit there; each pays for what it sends and receives.
-
-    No path comes back to a piece that it has left, so each slot has one stretch at most. Accelerators count as if each
-    were as fast and as large as the best; so do pools.
-    """
-    from placewise.simulator.slots import slot_arrays
-
-    graph, arrays = problem.graph, slot_arrays(problem)
-    table = np.where(work.may[work.item], problem.seconds, np.inf)
-    fast, slow = (table[:, these].min(axis=1, initial=np.inf) for these in (~arrays.pool, arrays.pool))
-    into, out = (cost[:, ~arrays.pool].min(axis=1, initial=np.inf) for cost in (arrays.into, arrays.out))
-    room = float(problem.capacity[~arrays.pool].max(initial=0.0)) * (1.0 + work.slack)
-    resident = problem.per_unit(graph.resident_bytes)
-    slots = problem.execution.slots * int((~arrays.pool).sum())
-    found = [0.0]
-    for path in _heavy_paths(problem, np.minimum(fast, slow)):
-        place = np.full(graph.num_ops, -1)
-        place[path] = np.arange(len(path))
-        edges = np.flatnonzero((place[graph.edge_producer] >= 0) & (place[graph.consumers] >= 0))
-        tensor, message = np.unique(graph.edge_tensor[edges], return_inverse=True)
-        by_reader = np.argsort(place[graph.consumers[edges]], kind="stable")
-        by_producer = np.argsort(place[graph.tensor_producer[tensor]], kind="stable")
-        counts = np.arange(len(path) + 1)
-        whole = np.diff(problem.unit[path], prepend=-1) == 0  # what shares a device is in the same piece
-        first = np.unique(problem.unit[path], return_index=True)[1]
-        need = np.zeros(len(path))
-        need[first] = resident[problem.unit[path]][first]
-        value = _cut_path(
-            fast[path], slow[path], need, room, into[tensor], out[tensor], place[graph.tensor_producer[tensor]],
-            np.bincount(message, minlength=len(tensor)),
-            np.searchsorted(place[graph.consumers[edges]][by_reader], counts), message[by_reader],
-            np.searchsorted(place[graph.tensor_producer[tensor]][by_producer], counts), by_producer,
-            whole & (problem.execution.slots == 1), min(slots, len(path)),
-        )  # fmt: skip
-        found.append(float(value))
-    return max(found) * (1.0 - work.slack)
-
-
-@njit(cache=True, nogil=True)
-def _cut_path(  # type: ignore[no-untyped-def]
-    fast, slow, need, room, into, out, producer, readers, in_ptr, inputs, out_ptr, outputs, whole, slots
-):
-    """The least time of a path with so many slots, where an op takes `fast` in one and `slow` on a pool.
-
-    A piece pays for the tensors between it and the rest of the path. None begins at an op that is `whole` with the one
-    before, except on a pool after a pool.
-    """
-    n = len(fast)
-    least = np.full((slots + 1, n + 1), np.inf)  # of so many ops, with so many slots
-    on_pool = np.full((slots + 1, n + 1), np.inf)  # the same, the last of them on a pool
-    waiting = np.zeros(len(producer), np.int64)  # readers of a tensor that are not in its piece
-    received = np.full(len(producer), -1, np.int64)  # the last start of a piece that received a tensor
-    least[0, 0] = 0.0
-    for start in range(n):
-        for f in range(slots + 1):
-            before = on_pool[f, start] if whole[start] else least[f, start]
-            on_pool[f, start + 1] = before + slow[start]
-            least[f, start + 1] = min(least[f, start + 1], on_pool[f, start + 1])
-        if whole[start]:
-            continue
-        used, time = 0.0, 0.0
-        for end in range(start, n):
-            used += need[end]
-            time += fast[end]
-            if used > room:
-                break
-            for k in range(in_ptr[end], in_ptr[end + 1]):
-                t = inputs[k]
-                if producer[t] >= start:
-                    waiting[t] -= 1
-                    if waiting[t] == 0:
-                        time -= out[t]
-                elif received[t] != start:
-                    received[t] = start
-                    time += into[t]
-            for k in range(out_ptr[end], out_ptr[end + 1]):
-                t = outputs[k]
-                waiting[t] = readers[t]
-                time += out[t]
-            if end + 1 < n and whole[end + 1]:
-                continue
-            for f in range(slots):
-                least[f + 1, end + 1] = min(least[f + 1, end + 1], least[f, start] + time)
-    value = np.inf
-    for f in range(slots + 1):
-        value = min(value, least[f, n])
-    return value
 
 
 def _heaviest_path(problem: Problem, weight: Floats) -> list[int]:

@@ -66,8 +66,8 @@ def unpacked(text):
 def both():
     """Two plans of one problem: all that fits on the fast device first, and all on the slow one."""
     problem = layers()
-    history = ((0.0, 1, 0.03), (0.1, 5, 0.02))
-    return planned(problem, [0] * 5 + [1] * 8, history=history), planned(problem, [1] * 13)
+    history, bounds = ((0.0, 1, 0.03), (0.1, 5, 0.02)), ((0.0, 0.01), (0.05, 0.0125))
+    return planned(problem, [0] * 5 + [1] * 8, history=history, bounds=bounds), planned(problem, [1] * 13)
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
@@ -260,7 +260,8 @@ def test_the_verdict_comes_first(opened, both):
     cards = view.locator("#verdict .card").all_inner_texts()
     assert "25.0 ms" in cards[0]  # 5 ms, a transfer of 4 ms, 16 ms
     assert "50%" in cards[1]
-    assert "on fast" in cards[2]
+    assert "on fast, the fullest" in cards[2]
+    assert "83%" in cards[2]
     assert "chain of steps" in cards[3]
     assert view.title() == f"net on {MARKUP}"
 
@@ -288,6 +289,66 @@ def test_hovering_tells_of_op_and_transfer(opened, both):
     assert told["module"] == "layers.5"
     view.mouse.move(left + 140, 5)
     assert tip.is_hidden()
+
+
+def test_what_a_device_holds_is_told_where_one_points(opened, both):
+    """Drawn on a canvas, so what is drawn is listened to."""
+    view = opened(both[0])
+    view.evaluate(
+        """() => {
+          const write = CanvasRenderingContext2D.prototype.fillText;
+          window.written = [];
+          CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+            window.written.push(text);
+            return write.call(this, text, ...at);
+          };
+        }"""
+    )
+    view.locator("#memory canvas").scroll_into_view_if_needed()
+    area = view.locator("#memory canvas").bounding_box()
+    view.mouse.move(area["x"] + 118, area["y"] + 40)  # during the first op
+    drawn = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(written))))"
+    during = view.evaluate(drawn)
+    assert "5.72 MiB" in during  # two weights of a megabyte and the input of four
+    view.evaluate("window.written = []")
+    view.mouse.move(area["x"] + 40, area["y"] + 40)
+    after = view.evaluate(drawn)
+    assert after
+    assert "5.72 MiB" not in after
+
+
+def odd(build, memory=1e9, seconds=1e-3, name="box"):
+    graph = build.graph()
+    devices = [Device(name, memory=memory), Device("b" + name)]
+    costs = Costs.create(np.full((graph.num_ops, 2), seconds), "modelled")
+    return Problem(graph, full_mesh(devices, 1e9, 0.0, "odd"), costs)
+
+
+def test_an_empty_graph_has_a_page(opened):
+    view = opened(planned(odd(GraphBuilder("empty")), []))
+    assert "Nothing runs." in view.locator("#verdict").inner_text()
+    assert "954 MiB" in view.locator("#verdict .card").nth(2).inner_text()
+    assert view.locator(".box").count() == 0
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_names_of_thousands_of_characters_fit(opened, width):
+    build = GraphBuilder("n" * 3000)
+    tensor = build.op("o" * 5000, kind="k" * 900, op_modules="m" * 2000 + "." + "l" * 2000, outputs=[1e6])
+    build.op("p" * 5000, kind="k", op_modules="m" * 2000, inputs=tensor)
+    problem = odd(build, name="d" * 3000)
+    view = opened(planned(problem, [0, 0]), planned(problem, [0, 1]), titles=["t" * 999, "u" * 999])
+    view.set_viewport_size({"width": width, "height": 800})
+    assert view.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(1e-300, "2e-291 ns"), (1e12, "2e+12 s"), (0.0, "0 s")])
+def test_times_beyond_all_units(opened, seconds, shown):
+    build = GraphBuilder("odd")
+    build.op("y", kind="k", inputs=build.op("x", kind="k", outputs=[0.0]))
+    view = opened(planned(odd(build, seconds=seconds), [0, 1]))
+    assert shown in view.locator("#verdict .card").first.inner_text()
+    assert (view.evaluate("document.body.innerText").count("000000")) == 0
 
 
 def test_zoom_pan_and_the_whole(opened, both):
@@ -419,7 +480,10 @@ def test_predicted_beside_measured(opened, both):
 
 def test_planning_is_drawn(opened, both):
     view = opened(both[0])
-    assert "from 30.0 ms to 20.0 ms in 2 steps" in view.locator("#progress svg").get_attribute("aria-label")
+    told = view.locator("#progress svg").get_attribute("aria-label")
+    assert "from 30.0 ms to 20.0 ms in 2 steps" in told
+    assert "bound rose from 10.0 ms to 12.5 ms, and the gap fell from 67% to 50%" in told
+    assert view.locator("#progress path.bound").count() == 1
     assert opened(both[1]).locator("#progress").is_hidden()
 
 

@@ -59,7 +59,7 @@ export function compare(state: State): HTMLElement {
             { name: plan.title, text: true, value: (item) => where(plan, item), show: (item) => chip(where(plan, item)) },
             { name: `Time, ${other.title}`, value: (item) => other.time[item], show: (item) => seconds(other.time[item]) },
             { name: `Time, ${plan.title}`, value: (item) => plan.time[item], show: (item) => seconds(plan.time[item]) },
-          ], items, 5, 8)
+          ], items, 5, 6)
         : "",
     );
   }

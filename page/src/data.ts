@@ -108,6 +108,7 @@ export interface Plan {
   transfers: number;
   cost_shares: Record<string, number>;
   history: [number, number, number][];
+  bounds: [number, number][];
   verdict: string;
   by_kind: Record<string, number>;
   by_module: { module: string; seconds: number[] }[];
@@ -149,13 +150,13 @@ export async function read(base64: string): Promise<Page> {
   return withArrays(header, buffer, 8 + length) as Page;
 }
 
+const LONGEST = 160; // characters: no one reads a name that fills the screen
+
 function withArrays(value: unknown, buffer: ArrayBuffer, body: number): unknown {
-  if (Array.isArray(value)) {
-    const plain = typeof value[0] !== "object"; // long lists of names need no look
-    return plain ? value : value.map((one) => withArrays(one, buffer, body));
-  }
+  if (typeof value === "string") return value.length > LONGEST ? `${value.slice(0, LONGEST / 2)}…${value.slice(-LONGEST / 4)}` : value;
+  if (Array.isArray(value)) return value.map((one) => withArrays(one, buffer, body));
   if (value === null || typeof value !== "object") return value;
   const found = value as Record<string, unknown>;
   if ("$" in found) return new ARRAYS[found.$ as string](buffer, body + (found.at as number), found.n as number);
-  return Object.fromEntries(Object.entries(found).map(([key, one]) => [key, withArrays(one, buffer, body)]));
+  return Object.fromEntries(Object.entries(found).map(([key, one]) => [key, key === "verdict" ? one : withArrays(one, buffer, body)]));
 }

@@ -1,10 +1,19 @@
 // Numbers for people, as the terminal shows them (quantities.py).
 
+/** Beyond the units. */
+function isOdd(value: number): boolean {
+  return value !== 0 && !(Math.abs(value) >= 1e-3 && Math.abs(value) < 1e7);
+}
+
+function powers(value: number): string {
+  return value.toExponential(2).replace(/\.?0*e/, "e");
+}
+
 function threeDigits(value: number): string {
   const rounded = Number(value.toPrecision(3));
   if (rounded === 0) return "0";
-  const digits = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(rounded))));
-  return rounded.toFixed(Math.min(digits, 12));
+  if (isOdd(rounded)) return powers(rounded);
+  return rounded.toFixed(Math.max(0, 2 - Math.floor(Math.log10(Math.abs(rounded)))));
 }
 
 export function seconds(value: number): string {
@@ -14,6 +23,11 @@ export function seconds(value: number): string {
     if (Math.abs(value) * factor >= 0.9995) return `${threeDigits(value * factor)} ${unit}`;
   }
   return `${threeDigits(value * 1e9)} ns`;
+}
+
+/** How many there are of what takes so long. */
+export function perSecond(value: number): string {
+  return value > 0 ? `${threeDigits(1 / value)} per second` : "any number";
 }
 
 export function bytes(value: number | null): string {
@@ -57,6 +71,6 @@ export function ticks(low: number, high: number, wanted: number): number[] {
 
 /** The tick in a unit that suits all of them, without digits that say nothing. */
 export function tick(value: number, high: number): string {
-  const [factor, unit] = high >= 1 ? [1, "s"] : high >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
-  return `${Number((value * factor).toPrecision(6))} ${unit}`;
+  const [factor, unit] = high >= 1 ? [1, "s"] : high >= 1e-3 ? [1e3, "ms"] : high >= 1e-6 ? [1e6, "µs"] : [1e9, "ns"];
+  return `${isOdd(value * factor) ? powers(value * factor) : Number((value * factor).toPrecision(6))} ${unit}`;
 }

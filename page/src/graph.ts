@@ -11,6 +11,7 @@ import { modulePath } from "./timeline";
 const WIDE = 168;
 const TALL = 62;
 const PAPER = 680; // pixels across a printed page, upright
+const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes
 const AT_MOST = 400;
 
@@ -23,6 +24,7 @@ interface Contents {
   bytes: number;
   moved: number;
   devices: Float64Array; // ops on each
+  strip: [number, number][]; // [device, columns]: which has most ops, along the dataflow
 }
 
 export interface GraphView {
@@ -79,13 +81,14 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
   function draw(focus = false): void {
     const visible = tree.visible(open);
     const contents = sums(state, tree, visible);
+    addStrips(state, tree, contents);
     const links = wiresBetween(state.graph, tree.owner, visible.length);
     const across = scroll.clientWidth >= 560;
     const drawn = new Layout();
     drawn.setGraph({ rankdir: across ? "LR" : "TB", nodesep: 14, ranksep: across ? 46 : 34, marginx: 16, marginy: 16 });
     visible.forEach((_, i) => drawn.setNode(String(i), { width: WIDE, height: TALL }));
     for (const [a, b, size] of links) drawn.setEdge(String(a), String(b), { size });
-    layout(drawn);
+    if (visible.length) layout(drawn);
     const { width = 0, height = 0 } = drawn.graph() as { width?: number; height?: number };
     sheet.style.width = `${width * zoom}px`;
     sheet.style.height = `${height * zoom}px`;
@@ -121,7 +124,7 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
     const folded = box >= 0;
     const used = deviceNames(inside);
     const badge = inside.moved ? h("span", { class: "badge" }, `${count(inside.moved)} moved`) : null;
-    const strip = h("span", { class: "strip" }, ...used.map(([name, n]) => h("span", { style: `flex:${n};background:${background(name)}` })));
+    const strip = h("span", { class: "strip" }, ...inside.strip.map(([d, n]) => h("span", { style: `flex:${n};background:${background(state.plan.devices[d].name)}` })));
     const what = folded ? `${counted(inside.ops, "op")} · ${seconds(inside.time)}` : `${kindOf(box)} · ${seconds(inside.time)}`;
     const where = used.map(([name]) => name).join(" + ");
     return h(
@@ -187,7 +190,7 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
 
   const element = section(
     "graph", "Graph",
-    "Coloured by device and folded by module. Strong lines lead from one device to another: there something moves.",
+    "Coloured by device, from the first op of a module to its last, and folded by module. Strong lines lead from one device to another: there something moves.",
     h("div", { class: "bar" }, h("div", { class: "tools" }, button("−", "Smaller", () => scale(0.8)), button("+", "Larger", () => scale(1.25))), path),
     scroll,
     about,
@@ -215,10 +218,12 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
 class Tree {
   readonly parent: Int32Array;
   readonly children: Box[][];
+  readonly inOrder: Uint32Array; // items, along the dataflow
   readonly owner: Int32Array; // of each item: the place, among the visible boxes, of the one that it is in
 
   constructor(readonly graph: Graph) {
     this.parent = graph.parent;
+    this.inOrder = Uint32Array.from(graph.names.keys()).sort((a, b) => graph.rank[a] - graph.rank[b]);
     this.owner = new Int32Array(graph.names.length);
     this.children = Array.from(graph.parent, () => []);
     for (let node = 1; node < graph.parent.length; node++) this.children[graph.parent[node]].push(node);
@@ -266,7 +271,7 @@ class Tree {
 function sums(state: State, tree: Tree, visible: Box[]): Contents[] {
   const { plan, graph } = state;
   const moved = state.moved();
-  const found = visible.map(() => ({ ops: 0, time: 0, bytes: 0, moved: 0, devices: new Float64Array(plan.devices.length) }));
+  const found = visible.map((): Contents => ({ ops: 0, time: 0, bytes: 0, moved: 0, devices: new Float64Array(plan.devices.length), strip: [] }));
   for (let item = 0; item < graph.names.length; item++) {
     const inside = found[tree.owner[item]];
     const n = graph.count[item];
@@ -277,6 +282,35 @@ function sums(state: State, tree: Tree, visible: Box[]): Contents[] {
     if (moved?.[item]) inside.moved += n;
   }
   return found;
+}
+
+/** Which devices a box uses, from its first op to its last; `sums` has counted them. */
+function addStrips(state: State, tree: Tree, found: Contents[]): void {
+  const { plan, graph } = state;
+  const seen = new Float64Array(found.length); // ops so far
+  const votes = found.map(() => new Map<number, number>());
+  const column = new Int32Array(found.length);
+  const close = (box: number, columns: number) => {
+    const { strip } = found[box];
+    const [most] = [...votes[box]].reduce((best, one) => (one[1] > best[1] ? one : best), [-1, 0]);
+    const last = strip[strip.length - 1];
+    if (most >= 0 && last?.[0] === most) last[1] += columns;
+    else if (most >= 0) strip.push([most, columns]);
+    votes[box].clear();
+  };
+  for (const item of tree.inOrder) {
+    const box = tree.owner[item];
+    const n = graph.count[item];
+    const device = plan.device[item];
+    const now = Math.floor((COLUMNS * (seen[box] + n / 2)) / found[box].ops);
+    if (now > column[box]) {
+      close(box, now - column[box]);
+      column[box] = now;
+    }
+    votes[box].set(device, (votes[box].get(device) ?? 0) + n);
+    seen[box] += n;
+  }
+  found.forEach((_, box) => close(box, Math.max(1, COLUMNS - column[box])));
 }
 
 /** [from, to, bytes] between visible boxes. */

@@ -55,7 +55,7 @@ function header(state: State): HTMLElement {
     title.replaceChildren(graph.name, h("span", {}, ` on ${plan.cluster}`));
     about.textContent =
       `${counted(graph.ops, "op")} on ${counted(plan.devices.length, "device")}, for ${plan.objective}. Planned by ${plan.planner}${found} in ${seconds(plan.seconds)}${ended}. ` +
-      `The times of the ops are ${costs.join(", ") || "none"}.`;
+      (costs.length ? `The times of the ops are ${costs.join(", ")}.` : "");
   };
   state.on(["plan"], draw);
   draw();

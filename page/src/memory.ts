@@ -13,6 +13,8 @@ const FAR = 0.2;
 export function memory(state: State): HTMLElement {
   const used = () => state.plan.devices.map((device, i) => ({ device, i })).filter(({ device }) => device.peak > 0);
 
+  const pipelined = state.plan.objective === "throughput";
+
   function draw(on: TimeCanvas): void {
     const { ctx, colours, width, gutter } = on;
     used().forEach(({ device, i }, row) => {
@@ -34,8 +36,7 @@ export function memory(state: State): HTMLElement {
       ctx.rect(gutter, top - 4, width - gutter, LANE + 8);
       ctx.clip();
       const { times, bytes: held } = state.plan.memory[i];
-      let first = 0;
-      while (first + 1 < times.length && times[first + 1] < state.from) first++;
+      const first = lastBefore(times, state.from);
       const line = new Path2D();
       line.moveTo(on.x(times[first]), y(held[first]));
       let end = on.x(state.plan.makespan);
@@ -64,8 +65,16 @@ export function memory(state: State): HTMLElement {
         ctx.stroke();
         ctx.setLineDash([]);
       }
+      if (pipelined) {
+        ctx.strokeStyle = colour;
+        ctx.setLineDash([6, 4]);
+        ctx.beginPath();
+        ctx.moveTo(gutter, y(device.peak));
+        ctx.lineTo(width, y(device.peak));
+        ctx.stroke();
+        ctx.setLineDash([]);
+      }
       ctx.restore();
-      ctx.fillStyle = colours.soft;
       ctx.textAlign = "right";
       const limit = device.memory === null ? "" : ` of ${bytes(device.memory)}${far ? ", not to scale" : ""}`;
       const text = shortened(ctx, `peak ${bytes(device.peak)}${limit}`, width - gutter - 8);
@@ -76,7 +85,29 @@ export function memory(state: State): HTMLElement {
       ctx.globalAlpha = 1;
       ctx.fillStyle = colours.ink;
       ctx.fillText(text, width - 6, bottom - 11);
+      if (state.at !== null) pointed(on, state.at, held[lastBefore(times, state.at)], top, bottom);
     });
+  }
+
+  /** What a device holds at the time that is pointed at, here or in the timeline. */
+  function pointed(on: TimeCanvas, time: number, held: number, top: number, bottom: number): void {
+    const { ctx, colours, width, gutter } = on;
+    const x = Math.round(on.x(time)) + 0.5;
+    if (x < gutter || x > width || time > state.plan.makespan) return;
+    ctx.strokeStyle = colours.ink;
+    ctx.lineWidth = 1;
+    ctx.beginPath();
+    ctx.moveTo(x, top);
+    ctx.lineTo(x, bottom);
+    ctx.stroke();
+    const text = bytes(held);
+    const wide = ctx.measureText(text).width + 8;
+    const left = x + wide + 3 > width ? x - wide - 3 : x + 3;
+    ctx.fillStyle = colours.ink;
+    ctx.fillRect(left, top + 2, wide, 17);
+    ctx.fillStyle = colours.panel;
+    ctx.textAlign = "left";
+    ctx.fillText(text, left + 4, top + 11);
   }
 
   function label(): string {
@@ -85,9 +116,22 @@ export function memory(state: State): HTMLElement {
   }
 
   const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (LANE + GAP));
+  state.on(["at"], () => canvas.soon());
   return section(
     "memory", "Memory",
-    "Bytes that each device holds, over the same time as above; the line at the top is what it has.",
+    "Bytes that each device holds, over the same time as above; the line at the top is what it has." +
+      (pipelined ? " The curve is that of one sample; the dashed line is what counts, with the pipeline full." : ""),
     h("div", { class: "over panel" }, canvas.canvas),
   );
+}
+
+/** The place of the last of growing times that is not after `time`. */
+function lastBefore(times: Float64Array, time: number): number {
+  let low = 0, high = times.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (times[middle] <= time) low = middle;
+    else high = middle - 1;
+  }
+  return low;
 }

@@ -1,7 +1,7 @@
-// How planning went: the best value so far over the seconds that it took, and the bound that was known in the end.
+// How planning went: the best value so far, the bound, and the gap between them, over the seconds that it took.
 
-import { h, section, svg } from "./dom";
-import { count, seconds, ticks } from "./format";
+import { h, key, section, svg } from "./dom";
+import { counted, seconds, share, tick, ticks } from "./format";
 import type { State } from "./state";
 
 const WIDE = 720;
@@ -16,35 +16,46 @@ export function progress(state: State): HTMLElement {
   function draw(): void {
     const { plan } = state;
     const { history } = plan;
-    element.hidden = history.length < 2;
-    if (element.hidden) return;
-    const best = history[history.length - 1][2];
+    // What other planners of a comparison proved counts too, from the end on.
+    const bounds = plan.bounds.length ? plan.bounds : [[0, plan.bound] as [number, number]];
+    element.hidden = history.length + bounds.length < 3;
+    if (element.hidden || !history.length) return;
+    const [first, best] = [history[0], history[history.length - 1][2]];
     const end = Math.max(plan.seconds, history[history.length - 1][0], 1e-3);
     const high = Math.max(...history.map((point) => point[2])) * 1.04;
-    const low = Math.min(plan.bound, best) * 0.96;
+    const least = Math.min(...bounds.map((point) => point[1]).filter((value) => value > 0), best);
+    const low = (high > 20 * least && high < 20 * plan.bound ? plan.bound : least) * 0.96;
     // Where the first values are far off, powers of ten show the rest.
     const powers = low > 0 && high / low > 20;
     const place = (value: number) => (powers ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low || 1));
     const x = (time: number) => LEFT + ((WIDE - LEFT - 16) * time) / end;
-    const y = (value: number) => 12 + (TALL - BOTTOM - 12) * (1 - place(value));
-    let line = `M${x(history[0][0])},${y(history[0][2])}`;
-    for (const [time, , value] of history.slice(1)) line += `H${x(time)}V${y(value)}`;
-    line += `H${x(end)}`;
-    const values = powers ? [low / 0.96, Math.sqrt(low * high), high / 1.04] : ticks(low, high, 4);
-    const text = `The best plan went from ${seconds(history[0][2])} to ${seconds(best)} in ${count(history.length)} steps, over ${seconds(plan.seconds)} and ${count(plan.evaluations)} evaluations. The bound is ${seconds(plan.bound)}; how it rose is not kept, so the line is the last one.`;
+    const y = (value: number) => 12 + (TALL - BOTTOM - 12) * (1 - Math.max(0, place(Math.max(value, low))));
+    const steps = (points: [number, number][]) => points.map(([time, value]) => `H${x(time)}V${y(value)}`).join("") + `H${x(end)}`;
+    const values = history.map(([time, , value]): [number, number] => [time, value]);
+    const incumbent = `M${x(first[0])},${y(first[2])}${steps(values.slice(1))}`;
+    const bound = `M${LEFT},${y(bounds[0][1])}${steps(bounds.slice(1))}`;
+    // Between the two, from right to left along the bound.
+    const back = [...bounds].reverse().map(([time, value], i, all) => `V${y(value)}H${x(i + 1 < all.length ? Math.max(time, first[0]) : first[0])}`).join("");
+    const marks = powers ? [low / 0.96, Math.sqrt(low * high), high / 1.04] : ticks(low, high, 4);
+    const rose = bounds.length > 1 ? `rose from ${seconds(bounds[0][1])} to ${seconds(bounds[bounds.length - 1][1])}` : `is ${seconds(bounds[0][1])}`;
+    const gaps = [1 - bounds[0][1] / first[2], plan.gap].map((gap) => share(Math.max(0, gap)));
+    const text =
+      `The best plan went from ${seconds(first[2])} to ${seconds(best)} in ${counted(history.length, "step")}, over ${seconds(plan.seconds)} and ${counted(plan.evaluations, "evaluation")}. ` +
+      `The bound ${rose}, and the gap fell from ${gaps[0]} to ${gaps[1]}.`;
     holder.replaceChildren(
       svg(
         "svg", { viewBox: `0 0 ${WIDE} ${TALL}`, role: "img", "aria-label": text },
-        ...values.flatMap((value) => [
+        ...marks.flatMap((value) => [
           svg("line", { class: "grid", x1: LEFT, x2: WIDE - 16, y1: y(value), y2: y(value) }),
           svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, seconds(value)),
         ]),
-        ...ticks(0, end, 5).map((time) => svg("text", { x: x(time), y: TALL - 8, "text-anchor": "middle" }, `${Number(time.toPrecision(3))} s`)),
-        plan.bound > 0 ? svg("line", { class: "bound", x1: LEFT, x2: WIDE - 16, y1: y(plan.bound), y2: y(plan.bound) }) : null,
-        plan.bound > 0 ? svg("text", { class: "bound", x: WIDE - 20, y: y(plan.bound) - 7, "text-anchor": "end" }, `bound, as known in the end: ${seconds(plan.bound)}`) : null,
-        svg("path", { class: "best", d: line }),
+        ...ticks(0, end, 5).map((time) => svg("text", { x: x(time), y: TALL - 8, "text-anchor": "middle" }, tick(time, end))),
+        svg("path", { class: "between", d: `${incumbent}${back}Z` }),
+        plan.bound > 0 ? svg("path", { class: "bound", d: bound }) : null,
+        svg("path", { class: "best", d: incumbent }),
         ...history.map(([time, , value]) => svg("circle", { cx: x(time), cy: y(value), r: 3 })),
       ),
+      h("p", { class: "legend" }, key("best plan", { class: "best" }), key("bound", { class: "bound" }), key("gap", { class: "between" })),
       h("p", { class: "about" }, text),
     );
   }

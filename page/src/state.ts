@@ -2,13 +2,19 @@
 
 import type { Graph, Page, Plan } from "./data";
 
-type Part = "plan" | "view" | "theme";
+type Part = "plan" | "view" | "theme" | "at";
+
+/** The bound, where it is a time of the run that the timeline shows. */
+export function boundInTime(plan: Plan): number | null {
+  return plan.objective === "latency" && plan.bound > 0 ? plan.bound : null;
+}
 
 export class State {
   shown = 0;
   beside: number | null = null;
   from = 0;
   to = 1;
+  at: number | null = null; // the time that is pointed at
   private listeners: [Part[], () => void][] = [];
 
   constructor(readonly page: Page) {
@@ -32,13 +38,9 @@ export class State {
 
   /** Where the time axis ends: all that is drawn, and the bound. */
   get end(): number {
-    const last = Math.max(this.plan.makespan, this.other?.makespan ?? 0, this.boundInTime ?? 0);
+    const ends = [this.plan, this.other].map((plan) => (plan ? Math.max(plan.makespan, boundInTime(plan) ?? 0) : 0));
+    const last = Math.max(...ends);
     return last > 0 ? last * 1.01 : 1;
-  }
-
-  /** The bound, where it is a time of the run that the timeline shows. */
-  get boundInTime(): number | null {
-    return this.plan.objective === "latency" && this.plan.bound > 0 ? this.plan.bound : null;
   }
 
   /** Items that are elsewhere in the other plan; null where the two place different graphs, or there is no other. */
@@ -63,6 +65,12 @@ export class State {
     this.from = Math.min(Math.max(0, from), this.end - width);
     this.to = this.from + width;
     this.tell("view");
+  }
+
+  point(at: number | null): void {
+    if (at === this.at) return;
+    this.at = at;
+    this.tell("at");
   }
 
   zoom(factor: number, around: number): void {

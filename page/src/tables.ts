@@ -10,7 +10,7 @@ import { modulePath } from "./timeline";
 
 /** A device's name with its colour. */
 export function chip(device: string): HTMLElement {
-  return h("span", { class: "device" }, h("i", { style: `background:${background(device)}` }), device);
+  return h("span", { class: "device", title: device }, h("i", { style: `background:${background(device)}` }), h("span", {}, device));
 }
 
 export function tables(state: State, jump: (item: number) => void): HTMLElement[] {

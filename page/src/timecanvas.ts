@@ -106,6 +106,8 @@ export class TimeCanvas {
 
   private listen(): void {
     const { canvas, state } = this;
+    canvas.addEventListener("pointermove", (event) => state.point(event.offsetX < this.gutter ? null : this.time(event.offsetX)));
+    canvas.addEventListener("pointerleave", () => state.point(null));
     canvas.addEventListener("pointerdown", (event) => {
       this.pointers.set(event.pointerId, event.offsetX);
       this.dragged = false;

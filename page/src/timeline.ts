@@ -4,7 +4,7 @@ import { canvasFill, paint } from "./colours";
 import type { Plan } from "./data";
 import { button, h, key, section } from "./dom";
 import { bytes, count, seconds } from "./format";
-import type { State } from "./state";
+import { type State, boundInTime } from "./state";
 import { AXIS, TimeCanvas, shortened } from "./timecanvas";
 
 const DEVICE = 36; // pixels, with the gap below
@@ -25,6 +25,13 @@ interface Lane {
   last: number;
 }
 
+/** The lanes of a plan, and room below them. */
+interface Block {
+  plan: Plan;
+  top: number;
+  bottom: number;
+}
+
 interface Hit {
   lane: Lane;
   slice: number;
@@ -32,6 +39,7 @@ interface Hit {
 
 export function timeline(state: State, jump: (item: number) => void): HTMLElement {
   let lanes: Lane[] = [];
+  let blocks: Block[] = [];
   let titles: { text: string; y: number }[] = [];
   let height = 0;
   let allChannels = false;
@@ -48,6 +56,7 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
 
   function arrange(): number {
     lanes = [];
+    blocks = [];
     titles = [];
     let y = AXIS + 4;
     let hidden = 0;
@@ -57,6 +66,7 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
         titles.push({ text: `${plan.title} · ${seconds(plan.value)}`, y: y + TITLE / 2 });
         y += TITLE;
       }
+      const top = y - 4;
       const ranges = laneRanges(plan);
       const busiest = plan.channels.map((channel, i) => [channel.busy, i]).sort((a, b) => b[0] - a[0]);
       const kept = new Set(busiest.slice(0, allChannels ? 400 : CHANNELS_AT_FIRST).map(([, i]) => plan.devices.length + i));
@@ -70,16 +80,18 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
         lanes.push({ plan, lane, name, device, y, tall: tall - 4, first: ranges[lane], last: ranges[lane + 1] });
         y += tall;
       });
-      y += 8;
+      y += 8 + FOOT;
+      blocks.push({ plan, top, bottom: y });
+      if (state.other) y += 10;
     }
-    height = y + FOOT;
+    height = y;
     more.hidden = hidden === 0;
     more.textContent = allChannels ? "Fewer channels" : `${count(hidden)} more channels`;
     moved = state.moved();
     cursor = pointed = null;
     legend.replaceChildren(
       ...(state.plan.chain.kind.length ? [key("the chain of steps that ends last", { class: "chain" })] : []),
-      ...(state.boundInTime === null ? [] : [key("no plan ends before", { class: "bound" })]),
+      ...(boundInTime(state.plan) === null ? [] : [key("no plan ends before", { class: "bound" })]),
       ...(moved ? [key("elsewhere in the other plan", { class: "moved" })] : []),
     );
     return height;
@@ -230,33 +242,46 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
   }
 
   function drawEnds(on: TimeCanvas): void {
-    const bound = state.boundInTime;
-    const end = line(on, state.plan.makespan, `ends ${seconds(state.plan.makespan)}`, on.colours.ink, on.width);
-    if (bound !== null) line(on, bound, `bound ${seconds(bound)}`, on.colours.bound, end);
+    for (const block of blocks) {
+      const { plan } = block;
+      const ends: [number, string, string][] = [[plan.makespan, "ends", on.colours.ink]];
+      const bound = boundInTime(plan);
+      if (bound !== null) ends.push([bound, "bound", on.colours.bound]);
+      const seen = ends.filter(([time]) => on.x(time) > on.gutter - 1 && on.x(time) < on.width + 1);
+      for (const [time, , colour] of seen) line(on, block, time, colour);
+      let room = on.width;
+      for (const [time, what, colour] of seen) room = flag(on, block, time, `${what} ${seconds(time)}`, colour, room);
+    }
   }
 
-  /** A line and its text, which ends before `room` where it can; gives where the text begins. */
-  function line(on: TimeCanvas, time: number, text: string, colour: string, room: number): number {
+  function line(on: TimeCanvas, { top, bottom }: Block, time: number, colour: string): void {
     const { ctx } = on;
     const x = Math.round(on.x(time)) + 0.5;
     const dashed = colour === on.colours.bound;
-    ctx.strokeStyle = ctx.fillStyle = colour;
+    ctx.strokeStyle = colour;
     ctx.lineWidth = dashed ? 2 : 1;
     ctx.setLineDash(dashed ? [6, 4] : []);
     ctx.beginPath();
-    ctx.moveTo(x, AXIS - 4);
-    ctx.lineTo(x, height);
+    ctx.moveTo(x, top);
+    ctx.lineTo(x, bottom);
     ctx.stroke();
     ctx.setLineDash([]);
+  }
+
+  /** What a line is, at its foot and before `room`; gives where the text begins. */
+  function flag(on: TimeCanvas, { bottom }: Block, time: number, text: string, colour: string, room: number): number {
+    const { ctx } = on;
+    const x = on.x(time);
     ctx.font = "600 12px system-ui, sans-serif";
     const wide = ctx.measureText(text).width + 10;
-    const left = x + wide > room && x < on.width + wide ? x - wide : x;
-    ctx.fillRect(left, height - 19, wide, 18);
+    const left = Math.max(on.gutter, x + wide <= room ? x : Math.min(x, room - 1) - wide);
+    ctx.fillStyle = colour;
+    ctx.fillRect(left, bottom - 19, wide, 18);
     ctx.fillStyle = on.colours.panel;
     ctx.textAlign = "left";
-    ctx.fillText(text, left + 5, height - 9.5);
+    ctx.fillText(text, left + 5, bottom - 9.5);
     ctx.font = "12px system-ui, sans-serif";
-    return left > on.gutter && left < on.width ? left : on.width;
+    return left;
   }
 
   // ---- looking things up
@@ -305,7 +330,7 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
     if (!hit) return;
     tip.replaceChildren(...describe(hit).map(([name, value]) => h("div", {}, h("b", {}, name), h("span", {}, value))));
     const room = canvas.width;
-    const wide = Math.min(320, room - 16);
+    const wide = Math.min(380, room - 16);
     tip.style.width = `${wide}px`;
     tip.style.left = `${Math.max(4, Math.min(x + 14, room - wide - 4))}px`;
     tip.style.top = `${y + 18}px`;
@@ -345,7 +370,10 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
     event.preventDefault();
     follow();
   });
-  canvas.canvas.addEventListener("blur", () => showTip(null, 0, 0));
+  canvas.canvas.addEventListener("blur", () => {
+    state.point(null);
+    showTip(null, 0, 0);
+  });
 
   function toLane(step: number): Hit | null {
     const used = lanes.filter((lane) => lane.last > lane.first);
@@ -363,8 +391,12 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
       const width = state.to - state.from;
       if (from < state.from || from > state.to) state.look(from - width / 2, from + width / 2);
       showTip(cursor, canvas.x(from), cursor.lane.y + cursor.lane.tall);
+      state.point(from);
       said.textContent = describe(cursor).map(([name, value]) => `${name} ${value}`).join(", ");
-    } else showTip(null, 0, 0);
+    } else {
+      state.point(null);
+      showTip(null, 0, 0);
+    }
     canvas.soon();
   }
 

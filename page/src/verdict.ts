@@ -1,14 +1,16 @@
 // First of all: how fast, how far from the best, how much room is left, and what stands in the way.
 
 import { background } from "./colours";
-import type { Plan } from "./data";
+import type { Device, Plan } from "./data";
 import { h, key } from "./dom";
-import { bytes, change, count, seconds, share } from "./format";
+import { bytes, change, count, perSecond, seconds, share } from "./format";
 import type { State } from "./state";
+
+const METERS = 4; // devices whose memory is drawn
+const LEAST = 0.005; // of the time: modules below are left out
 
 const PER: Record<string, string> = {
   latency: "for one run",
-  throughput: "per sample, with the pipeline full",
   completion: "the sum of the models' ends",
 };
 
@@ -22,18 +24,35 @@ export function verdict(state: State): HTMLElement {
 
 function cards(state: State): HTMLElement {
   const { plan, other } = state;
-  const limited = plan.devices.filter((d) => d.memory !== null && d.peak > 0);
-  const fullest = limited.sort((a, b) => b.peak / b.memory! - a.peak / a.memory!)[0];
+  const limited = plan.devices.filter((d) => d.memory !== null && d.memory > 0);
+  limited.sort((a, b) => b.peak / b.memory! - a.peak / a.memory!);
+  const fullest = limited[0];
+  const per = plan.objective === "throughput" ? `per sample, with the pipeline full: ${perSecond(plan.value)}` : PER[plan.objective];
   const proved = plan.proved_by ? `, proved by ${plan.proved_by}` : "";
   const optimal = plan.gap <= 1e-9;
   return h(
     "div", { class: "cards" },
-    card("Time", seconds(plan.value), PER[plan.objective], other ? compared(state) : null),
-    card("Gap", optimal ? "optimal" : share(plan.gap), optimal ? `No plan is faster${proved}.` : `at most: no plan is below ${seconds(plan.bound)}${proved}`),
+    card("Time", seconds(plan.value), per, other ? compared(state) : null),
+    card(
+      "Gap", optimal ? "optimal" : share(plan.gap),
+      optimal ? `No plan is faster${proved}.` : `at most: no plan is below ${seconds(plan.bound)}${proved}`,
+      h("div", { class: "meter gap", "aria-hidden": "true" }, h("span", { style: `width:${100 * (1 - plan.gap)}%` })),
+    ),
     fullest
-      ? card("Memory left", bytes(fullest.memory! - fullest.peak), `on ${fullest.name}, the fullest: ${bytes(fullest.peak)} of ${bytes(fullest.memory)}`)
+      ? card("Memory left", bytes(fullest.memory! - fullest.peak), `on ${fullest.name}, the fullest`, h("div", { class: "meters" }, ...limited.slice(0, METERS).map(meter)))
       : card("Memory left", "no limit", "No device of this box has one."),
     h("div", { class: "card words" }, h("h3", {}, "What limits it"), h("p", {}, plan.verdict || "Nothing runs.")),
+  );
+}
+
+/** How full a device is. */
+function meter(device: Device): HTMLElement {
+  const used = device.peak / device.memory!;
+  return h(
+    "div", { title: `${device.name}: ${bytes(device.peak)} of ${bytes(device.memory)}` },
+    h("span", { class: "name" }, device.name),
+    h("div", { class: "meter" }, h("span", { style: `width:${100 * Math.min(1, used)}%;background:${background(device.name)}` })),
+    h("span", { class: "number" }, share(used)),
   );
 }
 
@@ -59,7 +78,9 @@ function bars(plan: Plan): HTMLElement | string {
   const total = Object.values(plan.by_kind).reduce((a, b) => a + b, 0);
   if (!total) return "";
   const kinds = Object.entries(plan.by_kind);
-  const most = Math.max(...plan.by_module.map((row) => row.seconds.reduce((a, b) => a + b, 0)));
+  const largest = plan.by_module.slice(0, 6).filter(({ seconds }) => seconds.reduce((a, b) => a + b) >= LEAST * total);
+  const starred = largest.some(({ module }) => module.includes("*"));
+  const most = Math.max(...largest.map((row) => row.seconds.reduce((a, b) => a + b, 0)));
   const parts = (values: number[], of: number) =>
     h("span", { class: "parts" }, ...values.map((value, i) => h("span", { style: `width:${(100 * value) / of}%;background:${SHADES[i]}` })));
   const row = (name: string, values: number[], of: number) => {
@@ -69,9 +90,12 @@ function bars(plan: Plan): HTMLElement | string {
   return h(
     "div", { class: "card why" },
     h("h3", {}, "Where the time goes"),
-    h("p", {}, "The chain of steps that ends last, by module (* stands for the number of a layer)."),
-    h("p", { class: "legend" }, ...kinds.map(([kind, value], i) => key(`${kind} ${share(value / total)}`, { style: `background:${SHADES[i]}` }))),
-    ...plan.by_module.slice(0, 6).map(({ module, seconds: split }) => row(module, split, most)),
+    h(
+      "div", { class: "bar" },
+      h("p", {}, `The chain of steps that ends last, by module${starred ? " (* stands for the number of a layer)" : ""}.`),
+      h("p", { class: "legend" }, ...kinds.map(([kind, value], i) => value > 0 && key(`${kind} ${share(value / total)}`, { style: `background:${SHADES[i]}` }))),
+    ),
+    ...largest.map(({ module, seconds: split }) => row(module, split, most)),
   );
 }
 

@@ -263,6 +263,7 @@ def _plan(plan: Plan, items: _Items) -> dict[str, Any]:
         "transfers": len(timeline.transfers),
         "cost_shares": plan.cost_shares,
         "history": [list(point) for point in plan.history],
+        "bounds": [list(point) for point in plan.bounds],
         "verdict": why.verdict,
         "by_kind": why.by_kind,
         "by_module": [{"module": name, "seconds": list(split.values())} for name, split in why.by_module.items()],
@@ -273,11 +274,17 @@ def _plan(plan: Plan, items: _Items) -> dict[str, Any]:
         "memory": [_memory(timeline, d) for d in range(problem.num_devices)],
         "device": plan.placement[items.first].astype(np.uint16),
         "label": np.where(mixed, len(LABELS), label).astype(np.uint8),
-        "time": items.sum(timeline.finish - timeline.start).astype(np.float32),
+        "time": _short(items.sum(timeline.finish - timeline.start)),
         "slices": lanes.slices(items),
         "chain": lanes.chain(why.chain, items),
         "kinds": list(KINDS),
     }
+
+
+def _short(numbers: Array) -> Array:
+    """In four bytes each, unless these are too few to tell a number from none."""
+    few = numbers.astype(np.float32)
+    return few if np.array_equal(few > 0, numbers > 0) else numbers
 
 
 def _devices(timeline: Timeline) -> list[dict[str, Any]]:
@@ -356,8 +363,8 @@ class _Lanes:
         return {
             "lane": lane[first].astype(np.uint32),
             "start": start[first],
-            "length": (joined(finish, np.maximum) - start[first]).astype(np.float32),
-            "busy": joined(finish - start, np.add).astype(np.float32),
+            "length": _short(joined(finish, np.maximum) - start[first]),
+            "busy": _short(joined(finish - start, np.add)),
             "count": np.diff(first, append=len(lane)).astype(np.uint32),
             "item": item[order][first].astype(np.uint32),
             "reader": reader[order][first].astype(np.uint32),
@@ -380,6 +387,6 @@ class _Lanes:
             "kind": np.array([KINDS.index(step.kind) for step in steps], np.uint8),
             "lane": np.array([lane_of[step.where] for step in steps], np.uint32),
             "start": np.array([step.start for step in steps], np.float64),
-            "length": np.array([step.seconds for step in steps], np.float32),
+            "length": _short(np.array([step.seconds for step in steps], np.float64)),
             "item": items.of_op[np.array([step.op for step in steps], np.int64)].astype(np.uint32),
         }

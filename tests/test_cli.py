@@ -176,6 +176,7 @@ def test_the_same_seed_gives_the_same_plan(run, problem, tmp_path):
 
 
 def test_compare_prints_one_row_per_planner(run, problem):
+    Path("deep").mkdir()
     result = run("compare", problem, "--budget", "1s", "--out", "deep/out")
     assert result.code == 0
     rows = result.out.splitlines()
@@ -347,7 +348,7 @@ def test_explain(run, plan):
     assert sum(facts["by_kind"].values()) == pytest.approx(facts["value"])
     assert facts["chain"][0]["op"] == "a"
     assert facts["runs"][0]["first"] == "a"
-    assert "What limits it: compute on gpu is " in result.out
+    assert "What limits it: Compute on gpu is " in result.out
     assert max(facts["bound_parts"].values()) <= facts["value"]
     assert facts["bound_made_of"].keys() == facts["bound_parts"].keys()
     assert "| bound " in result.out
@@ -529,6 +530,9 @@ WRONG = [
     (["simulate", "missing.json"], 2, "missing.json"),
     (["simulate", "."], 2, "directory"),
     (["simulate", "diamond.json"], 2, "diamond.json"),
+    (["plan", "diamond.json", "--out", "-"], 2, "--out -: name a file"),
+    (["compare", "diamond.json", "--out", "no/where"], 2, "there is no folder no"),
+    (["explain", "plan.json", "--op", "a", "--what-if"], 2, "ask one at a time"),
     (["explain", "noise"], 2, "noise"),
     (["export", "noise", "--to", "trace"], 2, "noise"),
     (["planners", "noise"], 2, "noise"),

@@ -34,7 +34,10 @@ def test_a_chain_over_two_devices_is_compute_and_transfer():
     why = explain(simulate(problem, [0, 1]))
     assert why.by_kind == {"compute": 3.0, "transfer": 3.0, "waiting for device": 0.0, "waiting for channel": 0.0}
     assert list(why.by_module) == ["net.*"]
-    assert why.verdict == "transfer a->b is 50% of the chain of steps that ends last."
+    assert why.verdict == (
+        "Transfer a->b is 50% of the chain of steps that ends last. "
+        "The busiest device is b, 33% of the run; the busiest channel is a->b, 50%."
+    )
     assert why.runs == (Run("a", 1, "x", "x"), Run("b", 1, "y", "y"))
     assert why.transfers == (Moved("x", "y", "a->b", 3.0, 3.0),)
     assert [(s.first, s.last, s.seconds) for s in why.stretches] == [("x", "x", 1.0), ("x", "x", 3.0), ("y", "y", 2.0)]
@@ -54,7 +57,7 @@ def test_runs_and_transfers_are_named():
         ("op2", "op3", 8.0),
         ("op4", "op5", 2.0),
     ]
-    assert why.verdict.startswith("transfer a->b is 50% of the chain")
+    assert why.verdict.startswith("Transfer a->b is 50% of the chain")
 
 
 def test_a_wait_for_the_device_names_who_had_it():
@@ -240,7 +243,20 @@ def test_a_move_that_breaks_a_constraint_says_which():
 def test_a_full_memory_is_told():
     graph = Graph.create(op_names=["x", "y"], resident=[6.0, 6.0])
     why = explain(simulate(a_problem(graph, np.ones((2, 2)), two_devices(memory=12.0)), [0, 0]))
-    assert why.verdict.endswith("Hardly any more fits into the memory of a.")
+    assert why.verdict.endswith("The memory of a is full: 0 B left of 12 B.")
+    why = explain(simulate(a_problem(graph, np.ones((2, 2)), two_devices(memory=6.0)), [0, 1]))
+    assert why.verdict.endswith("The memories of a and b are full.")
+
+
+def test_modules_unfold_until_none_has_nearly_all():
+    """Thirty blocks within one module are more rows than fit, but the one module says nothing."""
+    build = GraphBuilder("deep")
+    tensor = ()
+    for i in range(30):
+        tensor = build.op(f"op{i}", kind="op", inputs=tensor, outputs=[1.0], op_modules=f"model.block{i}x.mul")
+    build.op("head", kind="op", inputs=tensor, op_modules="head")
+    timeline = simulate(a_problem(build.graph(), np.ones((31, 1)), full_mesh([Device("a")])), [0] * 31)
+    assert list(explain(timeline).by_module)[:2] == ["model.block0x", "model.block1x"]
 
 
 def test_nothing_to_do():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from placewise import Budget, plan
@@ -19,10 +20,23 @@ def test_memory_that_binds_is_worth_more():
     problem = problem_of([[1.0, 10.0], [1.0, 10.0]], resident=[GIB, GIB], memory=[1.5 * GIB, 4 * GIB], sizes=0.0)
     rows = found(problem)
     assert rows["nothing"].planned == 10.0
-    assert rows["1 GiB more for d0"] == ("1 GiB more for d0", 10.0, 2.0)
+    assert rows["1 GiB more: d0"] == ("1 GiB more: d0", 10.0, 2.0)
     assert rows["one more like d0"].planned == 1.0
-    assert rows["1 GiB more for d1"].planned == 10.0
+    assert rows["1 GiB more: d1"].planned == 10.0
     assert rows["links twice as fast"].planned == 10.0
+
+
+def test_more_is_never_worse(monkeypatch):
+    """What planning once more finds on this box counts on the others too, where the search may have less luck."""
+    problem = problem_of([[1.0, 3.0], [1.0, 3.0]], resident=[GIB, GIB], memory=[1.5 * GIB, 4 * GIB], sizes=0.0)
+    apart = plan(problem, "auto", budget=Budget(evaluations=300))
+    together = replace(apart, placement=np.array([1, 1], np.int32), value=6.0)
+    answers = iter([apart])
+    monkeypatch.setattr("placewise.driver.plan", lambda *_, **__: next(answers, together))
+    rows = what_if(together)
+    assert rows[0].planned == apart.value == 3.0
+    assert {row.same for row in rows} == {6.0}
+    assert {row.planned for row in rows} == {3.0}
 
 
 def test_links_that_limit_are_worth_more():
@@ -31,7 +45,7 @@ def test_links_that_limit_are_worth_more():
     rows = found(problem)
     assert rows["nothing"].same == rows["nothing"].planned == 6.0
     assert rows["links twice as fast"][1:] == (4.0, 4.0)
-    assert "1 GiB more for each of d0 to d1" not in rows  # there is no limit
+    assert "1 GiB more: d0 to d1 each" not in rows  # there is no limit
 
 
 def test_one_more_device_takes_its_share():

@@ -45,6 +45,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Decides which device runs each operation of a neural network, and says how far from the best that is.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # plain help: it needs no further import and can be pasted
     pretty_exceptions_enable=False,
 )
@@ -388,7 +389,8 @@ def compare(
     if out:
         if len(problems) > 1:
             raise InvalidInput(f"--out {out}: name one model, since there is one best plan for each")
-        out.mkdir(parents=True, exist_ok=True)
+        if out.parent.is_dir() and not out.exists():
+            out.mkdir()
         for name in ("plan.json", "trace.json"):
             _check_writable(out / name)
     comparisons: list[list[driver.Outcome]] = []
@@ -480,6 +482,8 @@ def explain(
     from placewise.report.table import describe_explanation, describe_moves, describe_what_if
     from placewise.report.what_if import what_if as changes
 
+    if what_if and op is not None:
+        raise InvalidInput("--op and --what-if are two questions: ask one at a time")
     found = _load(plan)
     if what_if:
         driver.compile_for(found.problem, get_planner(driver.DEFAULT_PLANNER), terminal.say_once)
@@ -873,6 +877,8 @@ def _budget(seconds: str | None, evaluations: int | None) -> "Budget":
 
 def _check_writable(path: Path, option: str = "--out", *, read: Iterable[str | Path | None] = ()) -> None:
     """Better told now than after the budget is spent."""
+    if str(path) == "-":
+        raise InvalidInput(f"{option} -: name a file")
     if not path.parent.is_dir():
         raise InvalidInput(f"{option} {path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():

@@ -111,7 +111,7 @@ def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str
 def _check(config: PretrainedConfig, tokens: int) -> None:
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < tokens:
-        raise InvalidInput(f"the model reads at most {longest} tokens, but is given {tokens}")
+        raise InvalidInput(f"the model reads at most {longest} tokens, but is given {tokens}; --prompt says how many")
 
 
 def _check_counts(data: Any, where: str = "") -> None:

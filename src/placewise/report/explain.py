@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from placewise.quantities import format_bytes
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
 from placewise.simulator.bounds import lower_bound, made_of
@@ -22,6 +23,7 @@ KINDS: Final = ("compute", "transfer", "waiting for device", "waiting for channe
 MAX_MODULES: Final = 12
 MAX_TRANSFERS: Final = 1_000
 NEARLY_FULL: Final = 0.95  # of a device's memory
+NEARLY_ALL: Final = 0.8  # of the time
 _SIDES: Final = ("left", "right")
 
 
@@ -143,19 +145,42 @@ def _verdict(timeline: Timeline, chain: tuple[Step, ...], loads: tuple[Load, ...
     if loads:
         pace = max(loads, key=lambda load: load.total)
         what = "compute" if pace.compute >= pace.transfer else "transfers"
-        said.append(f"{pace.where} sets the pace, mostly by its {what}.")
+        said.append(f"The pace is set by {pace.where}, mostly by its {what}.")
     elif chain:
         sums: dict[tuple[str, str], float] = {}
         for step in chain:
             sums[step.kind, step.where] = sums.get((step.kind, step.where), 0.0) + step.seconds
         most = max(sums, key=lambda key: sums[key])
         share = sums[most] / sum(sums.values())
-        said.append(f"{in_words(*most)} is {share:.0%} of the chain of steps that ends last.")
-    full = timeline.peak > NEARLY_FULL * timeline.problem.capacity
-    names = [timeline.problem.cluster.device_names[d] for d in np.flatnonzero(full)]
-    if names:
-        said.append(f"Hardly any more fits into the memory of {' and '.join(names)}.")
+        what = in_words(*most)
+        said.append(f"{what[0].upper()}{what[1:]} is {share:.0%} of the chain of steps that ends last.")
+        said.append(_busiest(timeline))
+    said += _full(timeline)
     return " ".join(said)
+
+
+def _busiest(timeline: Timeline) -> str:
+    cluster = timeline.problem.cluster
+    device = int(timeline.busy.argmax())
+    share = timeline.busy[device] / timeline.makespan
+    said = f"The busiest device is {cluster.device_names[device]}, {share:.0%} of the run"
+    if timeline.channel_busy.any():
+        channel = int(timeline.channel_busy.argmax())
+        share = timeline.channel_busy[channel] / timeline.makespan
+        said += f"; the busiest channel is {cluster.channels[channel]}, {share:.0%}"
+    return said + "."
+
+
+def _full(timeline: Timeline) -> Iterator[str]:
+    """Where memory binds."""
+    problem = timeline.problem
+    full = np.flatnonzero(timeline.peak > NEARLY_FULL * problem.capacity)
+    names = [problem.cluster.device_names[d] for d in full]
+    if len(names) == 1:
+        left = format_bytes(problem.capacity[full[0]] - timeline.peak[full[0]])
+        yield f"The memory of {names[0]} is full: {left} left of {format_bytes(problem.capacity[full[0]])}."
+    elif names:
+        yield f"The memories of {', '.join(names[:-1])} and {names[-1]} are full."
 
 
 # ---- what the plan is ------------------------------------------------------------------------------------------------
@@ -318,18 +343,23 @@ def _stretches(timeline: Timeline, chain: tuple[Step, ...]) -> Iterator[Stretch]
 
 
 def _by_module(timeline: Timeline, chain: tuple[Step, ...]) -> dict[str, dict[str, float]]:
-    """Seconds by module and kind, the largest first, as deep into the module tree as `MAX_MODULES` rows allow."""
+    """Seconds by module and kind, the largest first.
+
+    As deep into the module tree as `MAX_MODULES` rows allow, and deeper where one row would have nearly all.
+    """
     graph = timeline.problem.graph
     paths = {step.op: _module_path(graph.op_modules[step.op] or graph.op_kinds[step.op]) for step in chain}
-    depth = 1
-    while any(len(path) > depth for path in paths.values()):
-        if len({path[: depth + 1] for path in paths.values()}) > MAX_MODULES:
-            break
-        depth += 1
+    deepest = max(map(len, paths.values()), default=1)
     sums: dict[str, dict[str, float]] = {}
-    for step in chain:
-        split = sums.setdefault(".".join(paths[step.op][:depth]), dict.fromkeys(KINDS, 0.0))
-        split[step.kind] += step.seconds
+    for depth in range(1, deepest + 1):
+        deeper: dict[str, dict[str, float]] = {}
+        for step in chain:
+            split = deeper.setdefault(".".join(paths[step.op][:depth]), dict.fromkeys(KINDS, 0.0))
+            split[step.kind] += step.seconds
+        totals = [sum(split.values()) for split in sums.values()]
+        if sums and len(deeper) > MAX_MODULES and max(totals) <= NEARLY_ALL * sum(totals):
+            break
+        sums = deeper
     return dict(sorted(sums.items(), key=lambda item: -sum(item[1].values())))
 
 
@@ -385,6 +415,7 @@ class Move:
 
     device: str
     ops: int
+    seconds: float  # that the op takes there
     value: float | None
     problem: str
     is_current: bool
@@ -401,5 +432,6 @@ def moves_of(timeline: Timeline, op: int) -> list[Move]:
     for d, device in enumerate(problem.cluster.device_names):
         value = float(values.value[d]) if values.feasible[d] else None
         broken = "" if value is not None else "; ".join(violations(problem, rows[d], timeline.order))
-        found.append(Move(device, int(unit.sum()), value, broken, d == int(timeline.placement[op])))
+        seconds = float(problem.seconds[op, d])
+        found.append(Move(device, int(unit.sum()), seconds, value, broken, d == int(timeline.placement[op])))
     return found

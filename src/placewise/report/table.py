@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from placewise.certificate import NO_CLAIM, Finding
@@ -30,14 +31,20 @@ if TYPE_CHECKING:
 WIDTH = 80
 SHOWN = 12  # rows of a table that could be long
 LARGEST = 6  # rows of a table of examples
+_BOUNDS = {
+    "path": "ops that wait for one another, each where it is fastest, and its moves",
+    "path under memory": "a path whose ops do not all fit where they are fastest",
+    "path in stretches": "a path that must move on, since no device holds all of it",
+    "area": "all work spread over all devices, as if ops could be cut up",
+    "unit": "the longest op, or ops that must share a device",
+    "alone": "each model by itself",
+    "queue": "models that finish one after another share the area",
+}
 _GOALS = {
     "latency": "latency",
     "throughput": "time per sample (throughput)",
     "completion": "sum of completion times",
 }
-
-
-Row = TypeVar("Row")
 
 
 def table(header: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -194,17 +201,15 @@ def fullest_device(timeline: Timeline) -> str:
 
 
 def describe_findings(plan: Plan, findings: Sequence[Finding]) -> str:
-    """What `placewise check` prints."""
+    """What `placewise check` prints. Of memory, the limit is claimed to be kept."""
 
-    def shown(finding: Finding, amount: float | None) -> str:
-        if amount is None:
-            return "-"
-        return format_bytes(amount) if finding.claim.startswith("memory of ") else format_seconds(amount)
+    def shown(finding: Finding) -> list[str]:
+        memory = finding.claim.startswith("memory of ")
+        form = format_bytes if memory else format_seconds
+        claimed, found = ("-" if x is None else form(x) for x in (finding.claimed, finding.found))
+        return [f"<= {claimed}" if memory else claimed, found]
 
-    rows = [
-        [finding.claim, shown(finding, finding.claimed), shown(finding, finding.found), finding.verdict]
-        for finding in findings
-    ]
+    rows = [[finding.claim, *shown(finding), finding.verdict] for finding in findings]
     return f"{headline(plan)}\n\n{table(['claim', 'claimed', 'found', 'verdict'], 'lrrl', rows)}"
 
 
@@ -238,11 +243,15 @@ def _off(finding: Finding) -> str:
 
 
 def describe_explanation(plan: Plan, why: Explanation) -> str:
-    """What `placewise explain` prints."""
+    """What `placewise explain` prints: what decides first, then what the plan is."""
     parts = [headline(plan)]
     if why.verdict:
         parts.append(wrapped(f"What limits it: {why.verdict}"))
-    parts += [_runs(why), device_table(plan.timeline), *([_loads(why)] if why.loads else _chain(plan, why))]
+    parts += [_loads(why)] if why.loads else _chain(plan, why) if why.chain else []
+    parts.append(device_table(plan.timeline))
+    if not why.loads and len(plan.timeline.transfers):
+        parts.append(_channels(plan.timeline))
+    parts.append(_runs(why))
     if why.transfers:
         parts.append(_transfers(why, len(plan.timeline.transfers)))
     if why.bound_parts:
@@ -260,13 +269,33 @@ def _bounds(plan: Plan, why: Explanation) -> str:
         shares = [format_seconds(owed[what]) if owed.get(what) else "-" for what in INGREDIENTS]
         rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *(shares if owed else [""] * 3)])
     title = "No plan can beat the largest of these bounds, each with what it is owed to:"
-    return f"{title}\n\n" + table(["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
+    bounds = table(["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
+    meant = [wrapped(f"{name}: {text}", "  ") for name, text in _BOUNDS.items() if name in why.bound_parts]
+    return "\n".join([f"{title}\n\n{bounds}\n", *meant])
+
+
+def _channels(timeline: Timeline) -> str:
+    """The busiest channels."""
+    names = timeline.problem.cluster.channels
+    transfer, channel = timeline.bookings
+    sizes = timeline.problem.graph.tensor_bytes[timeline.transfers.tensor[transfer]]
+    count, moved = (np.bincount(channel, weights, len(names)) for weights in (None, sizes))
+    busy = timeline.channel_busy
+    rows = [
+        [names[c], f"{count[c]:,}", format_bytes(moved[c]), format_seconds(busy[c]), _share(busy[c], timeline.makespan)]
+        for c in np.argsort(-busy, kind="stable")[:LARGEST].tolist()
+        if count[c]
+    ]
+    used = int((count > 0).sum())
+    header = ["channel" if used <= LARGEST else f"the busiest {LARGEST} of {used} channels"]
+    return table([*header, "transfers", "bytes", "busy", "busy share"], "lrrrr", rows)
 
 
 def _runs(why: Explanation) -> str:
-    rows = [[run.device, str(run.ops), run.first, run.last] for run in _most(why.runs, lambda run: run.ops)]
-    title = _title("Where the ops are, in order", len(rows), len(why.runs), "runs of ops on one device, in order")
-    return f"{title}:\n\n" + table(["device", "ops", "first op", "last op"], "lrll", rows)
+    if len(why.runs) > SHOWN:
+        return wrapped(f"Along the dataflow, the plan goes from one device to another {len(why.runs) - 1:,} times.")
+    rows = [[run.device, str(run.ops), run.first, run.last] for run in why.runs]
+    return "Where the ops are, in order:\n\n" + table(["device", "ops", "first op", "last op"], "lrll", rows)
 
 
 def _transfers(why: Explanation, count: int) -> str:
@@ -279,13 +308,7 @@ def _transfers(why: Explanation, count: int) -> str:
 
 
 def _title(all_of_them: str, shown: int, count: int, things: str, which: str = "longest") -> str:
-    return all_of_them if shown == count else f"The {shown} {which} of {count} {things}"
-
-
-def _most(rows: Sequence[Row], size: Callable[[Row], float], count: int = SHOWN) -> list[Row]:
-    """The largest rows, in their own order."""
-    kept = sorted(range(len(rows)), key=lambda i: -size(rows[i]))[:count]
-    return [rows[i] for i in sorted(kept)]
+    return all_of_them if shown == count else f"The {shown} {which} of {count:,} {things}"
 
 
 def _loads(why: Explanation) -> str:
@@ -304,16 +327,11 @@ def _loads(why: Explanation) -> str:
 
 
 def _chain(plan: Plan, why: Explanation) -> list[str]:
-    """The last finish, explained: what kind of time, in which modules, in which order."""
+    """The last finish, explained: in which modules, what kind of time, in which order."""
     total = sum(why.by_kind.values())
-    kinds = [[kind, format_seconds(why.by_kind[kind]), _share(why.by_kind[kind], total)] for kind in KINDS]
     modules = [
         [name, *(format_seconds(split[kind]) for kind in KINDS), _share(sum(split.values()), total)]
-        for name, split in _largest(why.by_module).items()
-    ]
-    stretches = [
-        [in_words(s.kind, s.where), s.first, s.last, format_seconds(s.seconds)]
-        for s in _most(why.stretches, lambda stretch: stretch.seconds)
+        for name, split in ({"all": why.by_kind} | _largest(why.by_module)).items()
     ]
     steps = [
         [
@@ -325,15 +343,14 @@ def _chain(plan: Plan, why: Explanation) -> list[str]:
         for s in sorted(why.chain, key=lambda step: -step.seconds)[:LARGEST]
     ]
     header = ["module", "compute", "transfer", "device", "channel", "share"]
-    in_order = _title("In order", len(stretches), len(why.stretches), "stretches of it, in order")
+    star = "*: the number of a layer; " if any("*" in name for name in why.by_module) else ""
+    title = f"The chain of steps that ends last decides. By module ({star}device, channel: waiting for it):"
+    said = [wrapped(title) + "\n\n" + table(header, "lrrrrr", modules)]
+    if len(why.stretches) <= SHOWN:
+        rows = [[in_words(s.kind, s.where), s.first, s.last, format_seconds(s.seconds)] for s in why.stretches]
+        said.append("In order:\n\n" + table(["what", "first op", "last op", "time"], "lllr", rows))
     longest = _title("Each step", len(steps), len(why.chain), "steps of it")
-    return [
-        "The chain of steps that ends last decides. Its time goes to:\n\n"
-        + table(["kind", "time", "share"], "lrr", kinds),
-        "By module (device, channel: waiting for it):\n\n" + table(header, "lrrrrr", modules),
-        f"{in_order}:\n\n" + table(["what", "first op", "last op", "time"], "lllr", stretches),
-        f"{longest}:\n\n" + table(["op", "what", "time", "share"], "llrr", steps),
-    ]
+    return [*said, f"{longest}:\n\n" + table(["op", "what", "time", "share"], "llrr", steps)]
 
 
 def _largest(by_module: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -345,15 +362,19 @@ def _largest(by_module: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 
 
 def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:
-    """What `placewise explain --op` adds: the plan's value with this op elsewhere."""
+    """What `placewise explain --op` prints: the op's time and the plan's value with this op elsewhere."""
     together = max(move.ops for move in moves)
     title = f"{_short(op)} is on {_short(next(move.device for move in moves if move.is_current))}"
     title += f"; the {together} ops that share its device would move with it." if together > 1 else "."
-    rows = []
+    rows, broken = [], []
     for move in moves:
         change = "as planned" if move.is_current else "-" if move.value is None else _change(move.value, plan.value)
-        rows.append([move.device, "-" if move.value is None else format_seconds(move.value), change, move.problem])
-    return wrapped(title) + "\n\n" + table(["device", "value", "change", "note"], "lrrl", rows)
+        value = "-" if move.value is None else format_seconds(move.value)
+        rows.append([move.device, format_seconds(move.seconds), value, change])
+        if move.problem:
+            broken.append(wrapped(f"Not on {move.device}: {move.problem}.", "  "))
+    said = table(["device", "it takes", "the plan takes", "change"], "lrrr", rows)
+    return "\n\n".join([wrapped(title), said, *["\n".join(broken)] * bool(broken)])
 
 
 def describe_what_if(plan: Plan, rows: Sequence[WhatIf]) -> str:

@@ -37,12 +37,15 @@ def what_if(
     The first row changes nothing: it is what planning once more finds, and what the others are to be compared with.
     """
     found = []
+    known = [plan]  # what is good on this box fits on a larger one, too
     for change, problem in _changes(plan.problem):
-        same = float(evaluate(problem, plan.placement, plan.order).value[0])
+        values = [float(evaluate(problem, old.placement, old.order).score[0]) for old in known]
         anew = driver.plan(problem, budget=budget, seed=plan.seed, on_progress=on_progress)
         if anew.stopped == "interrupted":
             raise KeyboardInterrupt
-        found.append(WhatIf(change, same, min(same, anew.value)))
+        found.append(WhatIf(change, values[0], min(*values, anew.value)))
+        if len(known) == 1:
+            known.append(anew)
     return found
 
 
@@ -53,10 +56,10 @@ def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
         members = [device for device in alike if device.name not in problem.forbidden]
         if not members:
             continue
-        which = members[0].name if len(members) == 1 else f"each of {members[0].name} to {members[-1].name}"
+        which = members[0].name if len(members) == 1 else f"{members[0].name} to {members[-1].name} each"
         if np.isfinite(members[0].memory):
             larger = cluster.with_memory({device.name: device.memory + GIB for device in members})
-            yield f"1 GiB more for {which}", replace(problem, cluster=larger)
+            yield f"1 GiB more: {which}", replace(problem, cluster=larger)
         yield f"one more like {members[0].name}", _one_more(problem, members[0])
     if cluster.links:
         faster = replace(cluster, links=tuple(replace(link, bandwidth=2 * link.bandwidth) for link in cluster.links))

@@ -13,6 +13,7 @@ from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import get, planner
 from placewise.planners.gates import without_idle_copies
+from placewise.planners.ideals_bound import Boxes, raise_bound
 from placewise.planners.ideals_kernel import Table, TooManyIdeals
 from placewise.planners.ideals_search import CLOSE, MOST_LOOKS, Search, Stage, digits, lists
 from placewise.planners.pipeline import dataflow_order
@@ -25,6 +26,7 @@ _ROUGHLY: Final = 0.4  # relative; how close a bound is worth while before free 
 _NEARLY: Final = 1e-3  # relative; from here on, the next limit is just below the best rather than halfway
 _MOST_NODES: Final = 512  # that are looked at to begin with; only the heaviest, if there are more
 _MORE_NODES: Final = 2048  # that are, if briefly
+_BY_BOXES: Final = 0.8  # share of the time that is left
 _FEW: Final = 64  # nodes whose places are tried out
 _MOST_UNITS: Final = 1 << 15  # so that sums of whole numbers stay below two to the power of 63
 _MOST_SETS: Final = 4096  # sets of devices, up to kind
@@ -44,6 +46,9 @@ def why_not(problem: Problem) -> bool | str:
 def _compile(problem: Problem) -> None:
     Search(stages_of(problem), 1.0, None).reach([math.inf])
     Table(1, 1).double()
+    boxes = Boxes(stages_of(problem))
+    boxes.reach(1e9)
+    boxes.refine()
     first = get("pipeline-dp")
     if first.compile:
         first.compile(problem)
@@ -69,7 +74,8 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
 
     The paper ties units that only run backward to where their twins would run forward. Here they may be anywhere, as
     the simulator allows. Such free units, and of many nodes the lightest, are left out at first (`stages.without`) and
-    added, the most doubtful first, until the bound meets the best plan. With all of them it is exact.
+    added, the most doubtful first, until the bound meets the best plan. With all of them it is exact. Where nodes are
+    many, boxes of ideals (ideals_bound.py) come first: what they prove is there soon, and holds where the rest is left.
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)
@@ -78,6 +84,8 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
     every = below(stages_of(problem), ctx.best_value)
     brief = every.num_nodes > _MOST_NODES  # a first try with more nodes, which gates may leave few ideals of
+    if brief:
+        raise_bound(every, ctx, problem.max_devices, share=_BY_BOXES)
     first = out = _left_out(every, _MORE_NODES)
     while not ctx.should_stop():
         stages = without_idle_copies(below(without(every, out), ctx.best_value), ctx.lower_bound)

@@ -101,7 +101,7 @@ class Search:
         weights, self._supply = [], []
         for p in range(phases + (phases > 1)):
             work = np.minimum(compute[:, :, p] if p < phases else compute.sum(axis=2), NEVER)
-            price = _prices(work)
+            price = prices(work)
             weights.append(np.floor((work * price).min(axis=1)).astype(np.int64))
             self._supply.append((p, (free * price).sum(axis=1)))
         if (self._room < _NO_LIMIT).all():
@@ -238,7 +238,7 @@ def _floor(values: Floats, quantum: float, endless: int = NEVER) -> Whole:
     return np.where(finite, np.floor(np.where(finite, values, 0.0) / quantum), endless).astype(np.int64)
 
 
-def _prices(compute: Whole) -> Floats:
+def prices(compute: Whole) -> Floats:
     """[K] what a second is worth: such that the work, each node where it costs least, costs most.
 
     That is the dual of sharing the work out in any fractions. Any prices give a valid bound.

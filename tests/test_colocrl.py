@@ -153,7 +153,7 @@ def test_a_cuda_device_is_used_and_named(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
     assert reinforce.compute_device.__wrapped__() == torch.device("cuda")
-    assert capsys.readouterr().err == "training on a card\n"
+    assert capsys.readouterr().err == "the policy runs on a card\n"
 
 
 def test_all_that_a_network_works_on_is_where_the_network_is(monkeypatch):

@@ -77,7 +77,10 @@ def test_killed_and_gone_on_is_the_same_as_straight_through(method, tmp_path):
     assert in_a_process(method, killed, "SIGKILL").returncode == -signal.SIGKILL
     assert checkpoint.load(killed, method).facts["learner"]["updates"] == 4
     gone_on, whole = train(method, killed, resume=True), train(method, straight)
-    assert (gone_on.updates, gone_on.evaluations) == (whole.updates, whole.evaluations)
+    for what in ("updates", "evaluations", "mean", "best"):
+        assert getattr(gone_on, what) == getattr(whole, what)
+    again = train(method, killed, resume=True)  # there is nothing left to do
+    assert (again.updates, again.mean, again.best) == (whole.updates, whole.mean, whole.best)
     assert whole.updates > 6
     assert whole.evaluations >= 150
     assert contents(killed) == contents(straight)
@@ -140,6 +143,12 @@ def test_what_is_wrong_is_said(tmp_path):
     with pytest.raises(InvalidInput, match="no method 'heft' to train; there are placeto"):
         training.train("heft", [], out, evaluations=1)
     other = tmp_path / "other.safetensors"
+    other.write_bytes(b"no policy at all")
+    with pytest.raises(InvalidInput, match="not a policy, or damaged; `placewise train` writes"):
+        plan(small(), "placeto", options={"policy": str(other)})
+    other.unlink()
+    with pytest.raises(InvalidInput, match=r"option width = 5: .* was trained with 4; leave the option out"):
+        plan(small(), "placeto", options={"policy": str(out), "width": 5})
     with pytest.raises(InvalidInput, match="one graph at a time"):
         train("colocrl", other, problems=[])
     with pytest.raises(Unsupported, match="placeto ignores contiguity"):
@@ -195,7 +204,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 def test_a_policy_of_one_graph_plans_that_graph(method, tmp_path):
     out = tmp_path / "policy.safetensors"
     train(method, out, 600, problems=[small(9)])
-    ours = {"samples": 4, "patience": 1000, "hidden": 16, "policy": str(out)}  # the network is what the file says
+    ours = {"samples": 4, "patience": 1000, "policy": str(out)}  # the network is what the file says
 
     def planned(**options):
         return plan(small(9), method, budget=Budget(evaluations=100), options=ours | options)
@@ -205,6 +214,8 @@ def test_a_policy_of_one_graph_plans_that_graph(method, tmp_path):
     assert as_it_is.history[0][1:] == gone_on.history[0][1:]  # the same weights at first
     with pytest.raises(InvalidInput, match="serves the one problem that it was trained on"):
         plan(small(6), method, options=ours)
+    with pytest.raises(InvalidInput, match=r"option hidden = 16: .* was trained with 8; leave the option out"):
+        planned(hidden=16)
     with pytest.raises(InvalidInput, match="cannot be read"):
         plan(small(), method, options={"policy": str(tmp_path / "nothing")})
 

@@ -6,6 +6,7 @@ A safetensors file whose header says what it is. Nothing in it is code.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from placewise.errors import InvalidInput
 from placewise.files import write_bytes
 from placewise.learned.reinforce import Learner
+from placewise.planners import get
 
 _KEY: Final = "placewise"
 _VERSION: Final = 1
@@ -54,13 +56,22 @@ def load(path: str | Path, method: str) -> Checkpoint:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, ValueError) as error:
-        raise InvalidInput(f"{path}: not a policy of Placewise: {error!s:.200}") from None
+    except (SafetensorError, ValueError):
+        raise InvalidInput(f"{path}: not a policy, or damaged; `placewise train` writes policies") from None
     if not isinstance(header, dict) or header.get("version") != _VERSION:
         raise InvalidInput(f"{path}: not a policy of Placewise, or of another version")
     if header.get("method") != method:
         raise InvalidInput(f"{path}: a policy of {header.get('method')!r:.60}, not of {method}")
     return Checkpoint(method, header, tensors)
+
+
+def options_of(method: str, given: Mapping[str, Any], built: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """The options with those that a file was built with; one that is neither theirs nor the default is refused."""
+    defaults = get(method).settings({})
+    for name, value in built.items():
+        if given[name] not in (value, defaults[name]):
+            raise InvalidInput(f"option {name} = {given[name]}: {path} was trained with {value}; leave the option out")
+    return {**given, **built}
 
 
 def begin_with(learner: Learner, checkpoint: Checkpoint, path: str | Path) -> None:

@@ -38,7 +38,7 @@ def place(method: str, problem: Problem, ctx: Context, options: Mapping[str, Any
     path, known = options["policy"], None
     if path != "none":
         known = checkpoint.load(path, method)
-        options = _as_trained(method, problem, known, path) | {key: options[key] for key in _HOW if key in options}
+        options = checkpoint.options_of(method, options, _built(method, problem, known, path), path)
     with single_threaded():
         learner, policy, reward = pupil(method, problem, int(ctx.rng.integers(2**31)), options)
         if known:
@@ -47,8 +47,8 @@ def place(method: str, problem: Problem, ctx: Context, options: Mapping[str, Any
         train(ctx, learner, policy, reward, updates=options["updates"], patience=options["patience"], learn=learns)
 
 
-def _as_trained(method: str, problem: Problem, known: checkpoint.Checkpoint, path: str) -> dict[str, Any]:
-    """The options that a file was trained with; the file may say anything."""
+def _built(method: str, problem: Problem, known: checkpoint.Checkpoint, path: str) -> dict[str, Any]:
+    """The options that say what the network of a file is; the file may say anything."""
     if known.facts.get("problem") != problem.digest:
         raise InvalidInput(
             f"{path}: a policy of {method} serves the one problem that it was trained on: the same model, box and "
@@ -58,6 +58,6 @@ def _as_trained(method: str, problem: Problem, known: checkpoint.Checkpoint, pat
     if not isinstance(options, dict):
         raise InvalidInput(f"{path}: does not say how its network is built")
     try:
-        return get(method).settings(options)
+        return {name: value for name, value in get(method).settings(options).items() if name not in _HOW}
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None

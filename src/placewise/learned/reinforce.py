@@ -26,6 +26,7 @@ from placewise.problem import Problem
 
 #: What the width and the depth of a network may be.
 LARGEST: Final = 1024
+_COUNTERS: Final = ("baseline", "updates", "evaluations", "mean", "best")
 Reward = Callable[[Floats], Floats]  # of times, as shares of `scale_of`
 Actions = tuple[Tensor, ...]  # each with one row per sample
 
@@ -56,7 +57,7 @@ class Settings:
     norm: float = 1.0  # gradients are scaled down to it
     baseline: Literal["moving", "batch"] = "moving"  # a moving average of rewards, or the mean of the other samples
     momentum: float = 0.9  # of the moving average
-    normalise: bool = False  # advantages have the spread one
+    normalise: bool = False  # advantages have the root mean square one
     epochs: int = 1  # more than one: PPO
     ratio: float = 0.2  # PPO's limit
     failures_until: int | None = None  # updates after which samples that break a constraint are not trained on
@@ -109,6 +110,7 @@ class Learner:
         self.generator = torch.Generator().manual_seed(seed)
         self.baseline: float | None = None
         self.updates = self.evaluations = 0
+        self.mean = self.best = np.inf  # of the last update, and of all
 
     def towards(self, first: float, last: float | None) -> float:
         """A setting that changes in a straight line over the horizon."""
@@ -142,9 +144,22 @@ class Learner:
             expected = float(rewards.mean()) if self.baseline is None else self.baseline
             found = rewards - expected
             self.baseline = settings.momentum * expected + (1 - settings.momentum) * float(rewards.mean())
-        if settings.normalise:
-            found = found / (float(found.std()) + 1e-8)
+        return self.normalised(found)
+
+    def normalised(self, advantages: Floats) -> Floats:
+        """With the root mean square one, if so set: the spread may be zero where all samples are the same."""
+        if not self.settings.normalise:
+            return advantages
+        found: Floats = advantages / (float(np.sqrt((advantages**2).mean())) + 1e-8)
         return found
+
+    def gain(self, log_probability: Tensor, before: Tensor, advantage: Tensor) -> Tensor:
+        """What to raise; of several epochs (PPO), only while no action is much likelier or less so than `before`."""
+        if self.settings.epochs == 1:
+            return advantage * log_probability
+        ratio = (log_probability - before).exp()
+        near = ratio.clamp(1 - self.settings.ratio, 1 + self.settings.ratio)
+        return torch.minimum(ratio * advantage, near * advantage)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, facts) from which `restore` goes on as if nothing had happened."""
@@ -152,7 +167,7 @@ class Learner:
         for index, moments in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(value) for key, value in moments.items()}
         tensors["generator"] = self.generator.get_state()
-        facts = {"baseline": self.baseline, "updates": self.updates, "evaluations": self.evaluations}
+        facts = {key: getattr(self, key) for key in _COUNTERS}
         return {key: value.detach().cpu().clone() for key, value in tensors.items()}, facts
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -170,7 +185,8 @@ class Learner:
         whole["state"] = moments
         self.optimiser.load_state_dict(whole)
         self.generator.set_state(tensors["generator"])
-        self.baseline, self.updates, self.evaluations = (facts[key] for key in ("baseline", "updates", "evaluations"))
+        for key in _COUNTERS:
+            setattr(self, key, facts.get(key, getattr(self, key)))
 
 
 def update(
@@ -205,12 +221,8 @@ def update(
     before: Tensor | None = None
     for _ in range(settings.epochs):
         log_probability, entropy = policy.score(actions)
-        if settings.epochs == 1:
-            gain = advantage * log_probability
-        else:
-            before = log_probability.detach() if before is None else before
-            ratio = (log_probability - before).exp()
-            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - settings.ratio, 1 + settings.ratio) * advantage)
+        before = log_probability.detach() if before is None else before
+        gain = learner.gain(log_probability, before, advantage)
         learner.descend(-(gain + learner.entropy_weight * entropy).mean())
     learner.updates += 1
     return values
@@ -262,8 +274,8 @@ def single_threaded() -> Iterator[None]:
 
 @cache
 def compute_device() -> torch.device:
-    """CUDA where there is one, and then it is said."""
+    """CUDA where there is one, and then it is said, once."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    print(f"training on {torch.cuda.get_device_name()}", file=sys.stderr)
+    print(f"the policy runs on {torch.cuda.get_device_name()}", file=sys.stderr)
     return torch.device("cuda")

@@ -103,17 +103,15 @@ def train(
         checkpoint.begin_with(learner, checkpoint.load(policy, method), policy)
     began, before = time.perf_counter(), learner.evaluations
     saved = shown = -np.inf
-    mean = best = np.inf
 
     def progress() -> Progress:
-        seconds = max(time.perf_counter() - began, 1e-9)
-        rate = (learner.evaluations - before) / seconds
-        return Progress(learner.updates, learner.evaluations, rate, mean, best, course.relative, not stop)
+        now, rate = learner, (learner.evaluations - before) / max(time.perf_counter() - began, 1e-9)
+        return Progress(now.updates, now.evaluations, rate, now.mean, now.best, course.relative, not stop)
 
     with _writer(logs, learner.updates) as write, _interruptible() as stop, single_threaded():
         while learner.evaluations < evaluations and not stop:
-            mean, low = course.step()
-            best = low if course.relative else min(low, best)
+            learner.mean, low = course.step()
+            learner.best = low if course.relative else min(low, learner.best)
             now = time.perf_counter()
             if now - saved > _SAVE_EVERY:
                 checkpoint.save(out, method, learner, course.facts())

@@ -135,6 +135,13 @@ def test_after_a_while_only_valid_samples_are_trained_on():
     assert len(scored[1][0]) == np.isfinite(values[1]).sum() < 32
 
 
+def test_samples_that_are_all_the_same_weigh_no_more_than_others():
+    student, _ = learner(small(2), 0, options_of("colocrl"))
+    assert student.advantages(np.array([1.0, 3.0])).tolist() == pytest.approx([-1.0, 1.0])
+    assert student.advantages(np.array([5.0, 5.0])).tolist() == pytest.approx([1.0, 1.0])  # 2 was expected
+    assert student.advantages(np.array([0.0, 0.0])).tolist() == pytest.approx([-1.0, -1.0])
+
+
 def test_wrong_options_are_refused():
     for wrong in ({"hidden": 3}, {"hidden": 0}, {"temperature": 0.0}, {"samples": 0}, {"groups": 0}):
         with pytest.raises(InvalidInput, match=next(iter(wrong))):

@@ -89,6 +89,12 @@ def test_shapes_are_those_of_the_largest_output():
     assert features.shapes(groups) == pytest.approx(np.array([[0, 0.4, 0.2, 0.2, math.log2(1025) / 30]]))
 
 
+def test_standardised_columns_have_mean_zero_and_spread_one():
+    found = features.standardised(np.array([[1.0, 5.0, 0.1], [3.0, 5.0, 0.1], [2.0, 5.0, 0.1]]))
+    assert found[:, 0] == pytest.approx([-(1.5**0.5), 1.5**0.5, 0.0])
+    assert found[:, 1:] == pytest.approx(np.zeros((3, 2)))  # what all have in common tells nothing
+
+
 def sample_groups():
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (2, 5), (4, 5)]
     kinds = ["input", "conv", "conv", "add", "relu", "matmul"]

@@ -97,6 +97,13 @@ def costs(groups: Groups) -> Floats:
     return np.concatenate(columns, axis=1)
 
 
+def standardised(table: Floats) -> Floats:
+    """Each column with mean zero and spread one, so that what tells groups apart outweighs what they have in common."""
+    spread = table.std(axis=0)
+    found: Floats = (table - table.mean(axis=0)) / np.where(spread > 1e-9, spread, 1.0)
+    return found
+
+
 def fractal_dimension(groups: Groups) -> Floats:
     """The slope of log(groups within r hops) on log(r), over the undirected graph (HSDAG's equation 4).
 

@@ -52,7 +52,10 @@ def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Le
 
 
 def describe(groups: Groups, *, shape: bool = True, node_id: bool = True, structure: bool = True) -> Floats:
-    """[G, F] what the network sees of each node: kinds of ops and, unless left out, what the paper's ablations name."""
+    """[G, F] what the network sees of each node: kinds of ops and, unless left out, what the paper's ablations name.
+
+    Columns are standardised, which the paper does not say. Where nodes have much in common, it learns more so.
+    """
     columns = [features.kinds(groups)]
     if structure:
         columns += [features.degrees(groups), features.fractal_dimension(groups)]
@@ -60,7 +63,7 @@ def describe(groups: Groups, *, shape: bool = True, node_id: bool = True, struct
         columns += [features.position(groups)]
     if shape:
         columns += [features.shapes(groups)]
-    return np.concatenate(columns, axis=1)
+    return features.standardised(np.concatenate(columns, axis=1))
 
 
 class Network(nn.Module):

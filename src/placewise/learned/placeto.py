@@ -421,7 +421,8 @@ class PlacetoLearner(Learner):
         advantage = found - baseline
         if problem is not None:
             self._recent[problem] = np.concatenate([recent, found.T])[-self.REMEMBERED :]
-        advantage = self.normalised(advantage)
+        if self.settings.normalise:
+            advantage = advantage / (float(np.sqrt((advantage**2).mean())) + 1e-8)
         for _ in range(self.settings.epochs):
             self.descend(self._losses(view, record, advantage.ravel()))
         self.updates += 1

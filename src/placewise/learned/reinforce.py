@@ -57,7 +57,7 @@ class Settings:
     norm: float = 1.0  # gradients are scaled down to it
     baseline: Literal["moving", "batch"] = "moving"  # a moving average of rewards, or the mean of the other samples
     momentum: float = 0.9  # of the moving average
-    normalise: bool = False  # advantages have the root mean square one
+    normalise: bool = False  # advantages have the spread one
     epochs: int = 1  # more than one: PPO
     ratio: float = 0.2  # PPO's limit
     failures_until: int | None = None  # updates after which samples that break a constraint are not trained on
@@ -144,13 +144,9 @@ class Learner:
             expected = float(rewards.mean()) if self.baseline is None else self.baseline
             found = rewards - expected
             self.baseline = settings.momentum * expected + (1 - settings.momentum) * float(rewards.mean())
-        return self.normalised(found)
-
-    def normalised(self, advantages: Floats) -> Floats:
-        """With the root mean square one, if so set: the spread may be zero where all samples are the same."""
-        if not self.settings.normalise:
-            return advantages
-        found: Floats = advantages / (float(np.sqrt((advantages**2).mean())) + 1e-8)
+        if settings.normalise:
+            spread = float(found.std()) or float(np.abs(found).mean())  # all samples may be the same
+            found = found / (spread + 1e-8)
         return found
 
     def gain(self, log_probability: Tensor, before: Tensor, advantage: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def _course(method: str, problems: Sequence[Problem], evaluations: int, seed: in
         return Family(problems, seed, options, evaluations)
     if len(problems) != 1:
         raise InvalidInput(f"{method} learns one graph at a time: name one model")
-    return OneGraph(method, problems[0], seed, options)
+    return OneGraph(method, problems[0], seed, options, evaluations)
 
 
 # ---- one graph -------------------------------------------------------------------------------------------------------
@@ -160,8 +160,10 @@ class OneGraph:
 
     relative = False
 
-    def __init__(self, method: str, problem: Problem, seed: int, options: dict[str, Any]) -> None:
-        self.learner, self._policy, self._reward = one_graph.pupil(method, problem, seed, options)
+    def __init__(self, method: str, problem: Problem, seed: int, options: dict[str, Any], evaluations: int) -> None:
+        updates = max(1, evaluations // max(1, options["samples"]))
+        ending = options | {"horizon": min(options["horizon"], updates)}  # exploration ends when the training does
+        self.learner, self._policy, self._reward = one_graph.pupil(method, problem, seed, ending)
         self._ctx = Context(problem, Budget(), seed, 0.0, None, method)
         self._facts = {"problem": problem.digest, "seed": seed, "options": options}
 

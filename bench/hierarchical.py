@@ -8,10 +8,13 @@ nothing was chosen on it.
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 from harness import main, progress
 from placewise import Budget, NoFeasiblePlan, Problem, Unsupported, load_problem, plan
+from placewise.learned.grouping import at_most, units
+from placewise.planners import get
 
 MODELS = {
     "inception-v3": ("inception-v3-train", "hierarchical-2"),
@@ -31,7 +34,14 @@ LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
     "HP, random groups": ("hierarchical", {"grouping": "random"}),
     "HP, no groups": ("hierarchical", {"grouping": "none"}),
 }
+IN_GROUPS = "local search, HP's first groups"
 OTHERS = {"GPU": "gpu-only", "expert": "expert", "auto": "auto"}
+
+
+def in_first_groups(problem: Problem) -> Problem:
+    """With the groups that HP begins with as ops that may not be torn apart."""
+    groups = at_most(units(problem), get("hierarchical").settings({})["groups"])
+    return replace(problem, graph=replace(problem.graph, group=groups.label))
 
 
 def values(problem: Problem, planner: str, evaluations: int, seeds: int, options: dict[str, Any]) -> list[float]:
@@ -47,13 +57,16 @@ def values(problem: Problem, planner: str, evaluations: int, seeds: int, options
 
 
 def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
-    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in (*OTHERS, *LEARNED)}
+    chosen = {name: run for name, run in LEARNED.items() if name in options.methods}
+    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in (*OTHERS, IN_GROUPS, *chosen)}
     for model in options.models:
         problem = load_problem(*MODELS[model])
         progress(f"{model}: {problem.num_ops} ops")
         for name, planner in OTHERS.items():
             rows[name][model] = text(values(problem, planner, options.evaluations, 1, {}), options.json)
-        for name, (planner, changed) in LEARNED.items():
+        grouped = values(in_first_groups(problem), "local-search", options.evaluations, options.seeds, {})
+        rows[IN_GROUPS][model] = text(grouped, options.json)
+        for name, (planner, changed) in chosen.items():
             endless = {"patience": options.evaluations, "updates": options.evaluations}
             found = values(problem, planner, options.evaluations, options.seeds, endless | changed)
             rows[name][model] = text(found, options.json)
@@ -74,6 +87,7 @@ if __name__ == "__main__":
         "The Hierarchical Planner, and what its groups are worth",
         measure,
         models={"nargs": "+", "choices": list(MODELS), "default": list(MODELS), "help": "which"},
+        methods={"nargs": "+", "choices": list(LEARNED), "default": list(LEARNED), "help": "of those that learn"},
         evaluations={"type": int, "default": 2000, "help": "placements of each run; default: %(default)s"},
         seeds={"type": int, "default": 3, "help": "how many; default: %(default)s"},
     )

@@ -176,6 +176,8 @@ def test_a_policy_lends_its_weights_alone(tmp_path):
         ({"options": {"width": 100_000}}, "width = 100000"),
         ({"options": {"discount": 2.0}}, "discount = 2"),
         ({"resume": True, "policy": "x"}, "no place beside it"),
+        ({"options": {"passes": 9}}, "passes = 9 changes nothing here: a training goes on until"),
+        ({"options": {"policy": "x"}}, "policy = x changes nothing here: .* --policy"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(tmp_path, given, message):
@@ -216,6 +218,8 @@ def test_a_policy_of_one_graph_plans_that_graph(method, tmp_path):
         plan(small(6), method, options=ours)
     with pytest.raises(InvalidInput, match=r"option hidden = 16: .* was trained with 8; leave the option out"):
         planned(hidden=16)
+    with pytest.raises(InvalidInput, match=r"option rate = 1.0 changes nothing here: without train"):
+        planned(rate=1.0)
     with pytest.raises(InvalidInput, match="cannot be read"):
         plan(small(), method, options={"policy": str(tmp_path / "nothing")})
 

@@ -323,6 +323,12 @@ def test_a_policy_of_ones_own_and_more_training(tmp_path):
         plan(problem, "placeto", options={"policy": str(tmp_path / "none.safetensors")})
 
 
+@pytest.mark.parametrize("options", [{"rate": 1.0}, {"policy": "none", "passes": 9}, {"train": True, "episodes": 9}])
+def test_options_that_would_change_nothing(options):
+    with pytest.raises(InvalidInput, match=f"option {list(options)[-1]} = .* changes nothing here"):
+        plan(chain(2), "placeto", options=options)
+
+
 @pytest.mark.parametrize("name", ["groups", "episodes", "passes", "batch", "epochs", "width", "rounds"])
 def test_options_that_must_be_above_zero(name):
     with pytest.raises(InvalidInput, match=f"option {name} = 0"):

@@ -6,7 +6,7 @@ A safetensors file whose header says what it is. Nothing in it is code.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -72,6 +72,14 @@ def options_of(method: str, given: Mapping[str, Any], built: Mapping[str, Any], 
         if given[name] not in (value, defaults[name]):
             raise InvalidInput(f"option {name} = {given[name]}: {path} was trained with {value}; leave the option out")
     return {**given, **built}
+
+
+def refuse_idle(method: str, options: Mapping[str, Any], names: Iterable[str], why: str) -> None:
+    """Refuse options that would change nothing, unless they are the default."""
+    defaults = get(method).settings({})
+    for name in names:
+        if name in options and options[name] != defaults.get(name):
+            raise InvalidInput(f"option {name} = {options[name]} changes nothing here: {why}")
 
 
 def begin_with(learner: Learner, checkpoint: Checkpoint, path: str | Path) -> None:

@@ -15,7 +15,8 @@ from placewise.problem import Problem
 
 METHODS: Final = ("colocrl", "hierarchical", "hsdag")
 #: Options on how to go on; all others say what a network is.
-_HOW: Final = ("policy", "train", "samples", "epochs", "rate", "entropy", "horizon", "updates", "patience")
+_LEARNING: Final = ("epochs", "rate", "entropy", "horizon")
+_HOW: Final = (*_LEARNING, "policy", "train", "samples", "updates", "patience")
 
 
 class Pupil(NamedTuple):
@@ -38,6 +39,8 @@ def place(method: str, problem: Problem, ctx: Context, options: Mapping[str, Any
     path, known = options["policy"], None
     if path != "none":
         known = checkpoint.load(path, method)
+        if not options["train"]:
+            checkpoint.refuse_idle(method, options, _LEARNING, "without train=true, the policy learns nothing")
         options = checkpoint.options_of(method, options, _built(method, problem, known, path), path)
     with single_threaded():
         learner, policy, reward = pupil(method, problem, int(ctx.rng.integers(2**31)), options)

@@ -40,6 +40,7 @@ from placewise.problem import Problem
 Kind = Literal["devices", "paper"]
 #: Trained on generated families and bundled models; see docs/policies.md.
 SHIPPED: Final = Path(__file__).with_name("policies") / "placeto.safetensors"
+_LEARNING: Final = ("batch", "epochs", "reward", "discount", "rate", "entropy", "updates")  # options
 _PATIENCE: Final = 20  # updates without any choice left, after which there is nothing to learn
 _CHUNK: Final = 400_000  # numbers that the network holds per layer at a time
 
@@ -501,6 +502,11 @@ def place(problem: Problem, ctx: Context, options: Mapping[str, Any]) -> None:
     if known:
         checkpoint.begin_with(learner, known, path)
     learns = options["train"] or not known
+    if learns:
+        checkpoint.refuse_idle("placeto", options, ("episodes", "passes"), "they are for a policy that does not learn")
+    else:
+        why = "without train=true or policy=none, the policy learns nothing"
+        checkpoint.refuse_idle("placeto", options, _LEARNING, why)
     episodes = Episodes(
         groups,
         options["batch" if learns else "episodes"],

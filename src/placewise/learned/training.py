@@ -39,6 +39,7 @@ from placewise.problem import Problem
 from placewise.simulator import evaluate
 
 METHODS: Final = ("placeto", *one_graph.METHODS)
+_PLANNING: Final = ("policy", "train", "updates", "patience", "episodes", "passes")  # options
 _SAVE_EVERY: Final = 5.0  # seconds
 _REPORT_EVERY: Final = 0.2
 
@@ -88,6 +89,8 @@ def train(
     there; `policy` names another file whose weights to begin with.
     """
     settings = get(checked(method)).settings(options or {})
+    why = "a training goes on until --evaluations are done; --policy names a file to begin with"
+    checkpoint.refuse_idle(method, settings, _PLANNING, why)
     for what, given, least in (("seed", seed, 0), ("evaluations", evaluations, 1)):
         if given < least:
             raise InvalidInput(f"{what} = {given}: it must be {least} or more")

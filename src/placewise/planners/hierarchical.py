@@ -18,7 +18,7 @@ def hierarchical(
     policy: str = "none",
     train: bool = False,
     grouping: Literal["learned", "random", "none"] = "learned",
-    groups: int = 64,
+    groups: int = 16,
     together: float = 0.99,
     hidden: int = 64,
     constant: float = 5.0,

@@ -16,10 +16,11 @@ from placewise.cluster import Device, full_mesh
 from placewise.costs import Costs
 from placewise.driver import Budget, plan
 from placewise.files import load_problem
-from placewise.graph import GraphBuilder
+from placewise.graph import Graph, GraphBuilder
 from placewise.plans import Plan
 from placewise.problem import Problem
 from placewise.report import page
+from placewise.report.explain import explain
 from placewise.report.page import to_page
 from placewise.simulator import simulate
 from problems import random_problem
@@ -523,6 +524,18 @@ def test_pipelines_show_loads(opened):
     assert loads
     assert loads[0].split(" ·")[0] in view.locator("#verdict .card").first.inner_text()
     assert view.locator("#verdict .row .line").count() >= 1
+
+
+def test_the_end_of_each_model_is_marked(opened):
+    """Two models on one device: the sum of their ends counts, and is 2 + 3 seconds, since the longer op goes first."""
+    graph = Graph.create(op_names=["x", "y"], models=["first", "second"], model=[0, 1])
+    problem = Problem(graph, full_mesh([Device("a")]), Costs.create([[1.0], [2.0]]), objective="completion")
+    found = planned(problem, [0, 0])
+    assert unpacked(to_page([found]))["plans"][0]["ends"] == [["first", 3.0], ["second", 2.0]]
+    assert list(explain(found.timeline).by_module) == ["first.op"]
+    view = opened(found)
+    assert "the sum of the models' ends" in view.locator("#verdict").inner_text()
+    assert view.locator("#memory canvas").is_hidden()  # nothing has a size
 
 
 def test_it_prints(opened, both):

@@ -104,6 +104,7 @@ export interface Plan {
   cluster: string;
   objective: string;
   makespan: number;
+  ends: [string, number][]; // of each model, where their sum counts
   bytes_moved: number;
   transfers: number;
   cost_shares: Record<string, number>;

@@ -6,11 +6,11 @@ import type { Graph } from "./data";
 import { button, h, section, svg } from "./dom";
 import { bytes, count, counted, seconds } from "./format";
 import type { State } from "./state";
+import { PAPER } from "./timecanvas";
 import { modulePath } from "./timeline";
 
 const WIDE = 168;
 const TALL = 62;
-const PAPER = 680; // pixels across a printed page, upright
 const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes
 const AT_MOST = 400;

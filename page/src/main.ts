@@ -82,11 +82,13 @@ function themeButton(state: State): HTMLElement {
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     root.dataset.theme = "light";
+    state.printing = true;
     state.tell("theme");
   });
   addEventListener("afterprint", () => {
     if (before) root.dataset.theme = before;
     else delete root.dataset.theme;
+    state.printing = false;
     state.tell("theme");
   });
   return toggle;

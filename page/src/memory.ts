@@ -117,11 +117,17 @@ export function memory(state: State): HTMLElement {
 
   const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (LANE + GAP));
   state.on(["at"], () => canvas.soon());
+  const nothing = h("p", { class: "about" }, "No op of this plan has a size.");
+  const over = h("div", { class: "over panel" }, canvas.canvas);
+  const choose = () => ((nothing.hidden = used().length > 0), (over.hidden = !nothing.hidden));
+  state.on(["plan"], choose);
+  choose();
   return section(
     "memory", "Memory",
     "Bytes that each device holds, over the same time as above; the line at the top is what it has." +
       (pipelined ? " The curve is that of one sample; the dashed line is what counts, with the pipeline full." : ""),
-    h("div", { class: "over panel" }, canvas.canvas),
+    over,
+    nothing,
   );
 }
 

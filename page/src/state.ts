@@ -14,6 +14,7 @@ export class State {
   beside: number | null = null;
   from = 0;
   to = 1;
+  printing = false;
   at: number | null = null; // the time that is pointed at
   private listeners: [Part[], () => void][] = [];
 

@@ -5,6 +5,7 @@ import { h } from "./dom";
 import { tick, ticks } from "./format";
 import type { State } from "./state";
 
+export const PAPER = 680; // pixels across a printed page, upright
 export const AXIS = 26; // pixels above the first lane
 
 export class TimeCanvas {
@@ -32,7 +33,8 @@ export class TimeCanvas {
     state.on(["plan"], () => this.resize());
     state.on(["theme"], () => {
       this.colours = theme();
-      this.soon();
+      this.canvas.style.width = state.printing ? `${PAPER}px` : ""; // paper waits for no frame
+      this.resize();
     });
   }
 

@@ -12,6 +12,7 @@ const CHANNEL = 18;
 const TITLE = 28;
 const FOOT = 22; // for what the lines at the bound and at the end say
 const CHANNELS_AT_FIRST = 6;
+const MODELS = 6; // whose ends are marked
 const SHADES = 8;
 
 interface Lane {
@@ -244,7 +245,8 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
   function drawEnds(on: TimeCanvas): void {
     for (const block of blocks) {
       const { plan } = block;
-      const ends: [number, string, string][] = [[plan.makespan, "ends", on.colours.ink]];
+      const ends = [...plan.ends].sort((a, b) => b[1] - a[1]).slice(0, MODELS).map(([name, time]): [number, string, string] => [time, `${name} ends`, on.colours.ink]);
+      if (!ends.length) ends.push([plan.makespan, "ends", on.colours.ink]);
       const bound = boundInTime(plan);
       if (bound !== null) ends.push([bound, "bound", on.colours.bound]);
       const seen = ends.filter(([time]) => on.x(time) > on.gutter - 1 && on.x(time) < on.width + 1);

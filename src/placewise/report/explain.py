@@ -348,7 +348,11 @@ def _by_module(timeline: Timeline, chain: tuple[Step, ...]) -> dict[str, dict[st
     As deep into the module tree as `MAX_MODULES` rows allow, and deeper where one row would have nearly all.
     """
     graph = timeline.problem.graph
-    paths = {step.op: _module_path(graph.op_modules[step.op] or graph.op_kinds[step.op]) for step in chain}
+    several = len(graph.models) > 1
+    paths = {}
+    for step in chain:
+        path = _module_path(graph.op_modules[step.op] or graph.op_kinds[step.op])
+        paths[step.op] = (graph.models[graph.model[step.op]], *path) if several else path
     deepest = max(map(len, paths.values()), default=1)
     sums: dict[str, dict[str, float]] = {}
     for depth in range(1, deepest + 1):

@@ -259,6 +259,7 @@ def _plan(plan: Plan, items: _Items) -> dict[str, Any]:
         "cluster": problem.cluster.name,
         "objective": problem.objective,
         "makespan": timeline.makespan,
+        "ends": _ends(timeline),
         "bytes_moved": timeline.bytes_moved,
         "transfers": len(timeline.transfers),
         "cost_shares": plan.cost_shares,
@@ -285,6 +286,16 @@ def _short(numbers: Array) -> Array:
     """In four bytes each, unless these are too few to tell a number from none."""
     few = numbers.astype(np.float32)
     return few if np.array_equal(few > 0, numbers > 0) else numbers
+
+
+def _ends(timeline: Timeline) -> list[list[Any]]:
+    """When each model ends, where it is their sum that counts."""
+    graph = timeline.problem.graph
+    if timeline.problem.objective != "completion":
+        return []
+    ends = np.zeros(len(graph.models))
+    np.maximum.at(ends, graph.model, timeline.finish)
+    return [list(pair) for pair in zip(graph.models, ends.tolist(), strict=True)]
 
 
 def _devices(timeline: Timeline) -> list[dict[str, Any]]:

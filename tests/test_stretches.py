@@ -12,7 +12,7 @@ from oracles import brute_force, brute_force_orders
 from placewise.certificate import check
 from placewise.cluster import Cluster, Device, Link
 from placewise.costs import Costs
-from placewise.driver import Budget, plan
+from placewise.driver import plan
 from placewise.graph import Graph
 from placewise.problem import Execution, Problem
 from placewise.simulator.bounds import lower_bound, made_of
@@ -25,6 +25,10 @@ def row(rng, *, ops=7, kinds=2, each=2, live=True, sequential=False):
     """A chain with residual connections and a side branch, on devices some of which are alike, with little memory."""
     n, devices = int(rng.integers(3, ops + 1)), kinds * each
     edges = [(i, i + 1) for i in range(n - 1) if rng.random() < 0.9]
+    if rng.random() < 0.4:  # two ops in a row are side by side instead
+        at = int(rng.integers(0, max(n - 3, 1)))
+        edges = [edge for edge in edges if edge != (at + 1, at + 2)]
+        edges += [(a, b) for a, b in [(at, at + 2), (at + 1, at + 3)] if b < n]
     edges += [(int(a), int(b)) for a, b in rng.integers(0, n, (3, 2)) if a < b]
     seconds = np.repeat(rng.integers(0, 9, (n, kinds)).astype(float), each, axis=1)
     resident = rng.integers(0, 5, n).astype(float)
@@ -108,6 +112,19 @@ def test_a_residual_connection_moves_with_its_path():
     assert lower_bound(problem).parts[NAME] == pytest.approx(1 + 9 + 1) == brute_force(problem)[0]
 
 
+def test_what_is_beside_the_path_takes_its_turn_or_goes_there_and_back():
+    """op1 and op2 are side by side. The last op's 2 bytes do not fit with the rest, so that stretches are counted."""
+    edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)]
+    seconds = np.array([[1.0], [4.0], [3.0], [1.0], [1.0]]) * [1, 1]
+    columns = {"sizes": [5.0, 5.0, 2.0, 1.0, 0.0], "resident": [1.0, 1.0, 1.0, 1.0, 2.0]}
+    execution = Execution(memory="static")
+    problem = problem_of(seconds, edges, memory=4.0, execution=execution, **columns)
+    assert lower_bound(problem).parts[NAME] == pytest.approx(1 + (4 + 3) + 1 + 1 + 1) == brute_force(problem)[0]
+    near = problem_of(seconds, edges, memory=4.0, bandwidth=20.0, execution=execution, **columns)
+    # Elsewhere, op2 takes 0.25 + 3 + 0.1 s, and op1 takes longer.
+    assert lower_bound(near).parts[NAME] == pytest.approx(1 + 4 + 1 + 0.05 + 1) == brute_force(near)[0]
+
+
 def test_the_path_is_the_witness():
     bound = lower_bound(chain(4.0))
     assert bound.path == (0, 1, 2, 3)
@@ -122,7 +139,7 @@ def test_the_checker_goes_over_it():
         bound = lower_bound(problem)
         if NAME not in bound.parts or brute_force(problem)[1] is None:
             continue
-        found = plan(problem, "random", budget=Budget(evaluations=200))
+        found = plan(problem, "fit")
         findings = {finding.claim: finding for finding in check(found)}
         again = findings[f"bound: {NAME}"]
         assert again.verdict == "holds"

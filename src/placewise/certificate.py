@@ -9,7 +9,7 @@ bound that a planner proved by search has no short witness: it is said to be tak
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
@@ -567,6 +567,9 @@ def _in_stretches(problem: Problem, path: list[int]) -> float:
     one side of it. It is no earlier than the path along the stretches. And if the ops since the joint before are not
     all on its device, it is elsewhere itself, or one of them is: it is no earlier than the longest way there, or there
     and back.
+
+    So it is with ops beside the path, between two ops of it after or before which all others come: they run in turn on
+    the device of both, or one of them is elsewhere.
     """
     graph, cluster, n = problem.graph, problem.cluster, len(path)
     fits = {op: _fits(problem, unit) for unit in _units(problem) for op in unit}
@@ -619,6 +622,7 @@ def _in_stretches(problem: Problem, path: list[int]) -> float:
         back = min((ready[s, d] + rest[s, d] for s in range(low + 1, high) for d in others), default=math.inf)
         return min([max(ready[high, home_of_low], back), *(ready[high, d] for d in others)])
 
+    passes, least = _beside(problem, path, [kind[0] for kind in kinds], devices, fits, moves)
     floors = {(low, k): apart(low, high, kind[0]) for low, high in pairwise(joints) for k, kind in enumerate(kinds)}
     starts = [[math.inf] * len(kinds) for _ in path]
     later = [math.inf] * n
@@ -635,7 +639,7 @@ def _in_stretches(problem: Problem, path: list[int]) -> float:
                     starts[s][k] = max(starts[s][k], later[s])
         for k, kind in enumerate(kinds):
             at, floor, units, most = starts[s][k], None if s in joints else later[s], set[int](), 0.0
-            last = s
+            last, passed = s, math.nan
             for e in range(s, n):
                 at += takes(e, kind[0]) if e > s else 0.0
                 units.add(home[path[e]])
@@ -645,6 +649,10 @@ def _in_stretches(problem: Problem, path: list[int]) -> float:
                     break
                 if e in joints:
                     at, floor, last = max(at, floor or 0.0), None, e
+                if e in passes:
+                    at = at if math.isnan(passed) else max(at, passed + least.get((e, k), 0.0))
+                    passed = at
+                if e in joints:
                     reached = at
                 if e == n - 1:
                     best = min(best, at)
@@ -652,3 +660,50 @@ def _in_stretches(problem: Problem, path: list[int]) -> float:
                 ends[e][k] = min(ends[e][k], at)
                 later[e + 1] = min(later[e + 1], reached + floors[last, k] if floor is None else floor)
     return best
+
+
+def _beside(
+    problem: Problem, path: list[int], homes: list[int], devices: list[int], fits: dict[int, list[int]],
+    moves: Callable[[float, int, int], float],
+) -> tuple[list[int], dict[tuple[int, int], float]]:  # fmt: skip
+    """(places on a path of ops that all others come before or after, seconds from the end of the one before to the end
+    of each on the same home, by place and home): of what lies between both ends of the path.
+    """
+    graph, order = problem.graph, problem.graph.topological_order.tolist()
+    group = {op: i for i, unit in enumerate(_units(problem)) for op in unit}
+    reads: dict[int, dict[int, float]] = {op: {} for op in order}  # bytes, by who makes them
+    for t, op in zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True):
+        made = int(graph.tensor_producer[t])
+        reads[op][made] = max(reads[op].get(made, 0.0), float(graph.tensor_bytes[t]))
+    sources: dict[int, set[int]] = {}  # all that an op comes after
+    for op in order:
+        sources[op] = set(reads[op]).union(*(sources[made] for made in reads[op]))
+    part = [op for op in order if op == path[0] or path[0] in sources[op]]
+    part = [op for op in part if op == path[-1] or op in sources[path[-1]]]
+    passes = [s for s, op in enumerate(path) if all(x in sources[op] or op in sources[x] for x in part if x != op)]
+    least = {}
+    for low, high in pairwise(passes):
+        first, last = path[low], path[high]
+        block = [op for op in part if first in sources[op] and (op in sources[last] or op == last)]
+        others = set(block) - set(path)
+        for k, home in enumerate(homes if others else []):
+
+            def takes(op: int, d: int, home: int = home, last: int = last) -> float:
+                return float(problem.seconds[op, d]) if d in fits[op] and (op != last or d == home) else math.inf
+
+            ends = {(first, d): 0.0 if d == home else math.inf for d in devices}
+            for op in block:
+                for d in devices:
+                    ends[op, d] = takes(op, d) + max(
+                        min(ends[made, a] + moves(size, a, d) for a in devices if a == d or group[made] != group[op])
+                        for made, size in reads[op].items() if (made, d) in ends)  # fmt: skip
+            rest = {(op, d): 0.0 for op in (first, *block) for d in devices}
+            for op in block[::-1]:
+                for made, size in reads[op].items():
+                    for a in devices if (made, devices[0]) in rest else ():
+                        there = min(moves(size, a, d) + takes(op, d) + rest[op, d] for d in devices
+                                    if a == d or group[made] != group[op])  # fmt: skip
+                        rest[made, a] = max(rest[made, a], there)
+            back = min(ends[op, d] + rest[op, d] for op in others for d in devices if d != home)
+            least[high, k] = min(fsum(takes(op, home) for op in block), back)
+    return passes, least

@@ -21,7 +21,7 @@ from placewise.problem import Problem
 #: Quick however large the graph is.
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp")
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp", "rows")
 #: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
 EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
 #: A step at a time, so that they can take turns.

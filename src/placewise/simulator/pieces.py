@@ -67,7 +67,7 @@ def _beside(problem: Problem, path: list[int], fast: Floats, into: Floats, out: 
     beside, bytes_beside, enters, leaves = np.zeros((4, n))
     if graph.num_ops + graph.num_edges > _MOST:
         return joint, beside, bytes_beside, enters, leaves
-    part = _Part(problem, path)
+    part = Part(problem, path)
     resident, seen = problem.per_unit(graph.resident_bytes), set(problem.unit[path].tolist())
     on_path = {op: i for i, op in enumerate(path)}
     joint[[on_path[part.order[at]] for at in part.joints]] = True
@@ -95,7 +95,7 @@ def _beside(problem: Problem, path: list[int], fast: Floats, into: Floats, out: 
     return joint, beside, bytes_beside, enters, leaves
 
 
-class _Part:
+class Part:
     """The ops between both ends of a path, in a topological order, and the joints among them."""
 
     def __init__(self, problem: Problem, path: list[int]) -> None:

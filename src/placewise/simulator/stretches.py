@@ -7,21 +7,27 @@ on. Which devices come back later is not asked, so the cheapest row of stretches
 Tensors may jump over ops of the path (a residual connection). Where all of it passes through one op, a *joint*, time is
 added up anew. If not all ops up to the next joint are on the device of the first, the next joint is elsewhere, or an op
 between them is: the longest way there, or there and back, jumps included, is a second bound on when it ends.
+
+Ops beside the path, between two ops of it that all others come before or after, run on the device of both as well, one
+after another, or one of them is elsewhere: again the longest way there and back.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 from numba import njit
 
-from placewise.graph import Floats
+from placewise.graph import Floats, Ints
 from placewise.problem import Problem
 from placewise.simulator.alike import kinds
+from placewise.simulator.pieces import Part
 from placewise.simulator.working import takes_time, working_set
 
 _EFFORT: Final = 500_000_000  # pairs of ops, times kinds of devices, that are looked at
+_MOST: Final = 200_000  # ops and edges, times pairs of devices, of graphs that are looked at beside the path
 
 
 def stretched(problem: Problem, path: list[int], seconds: Floats, slack: float) -> float:
@@ -52,13 +58,54 @@ def stretched(problem: Problem, path: list[int], seconds: Floats, slack: float) 
         problem.unit[path].astype(np.int64), problem.per_unit(graph.resident_bytes), working,
         problem.capacity[[group[0] for group in groups]] * (1.0 + slack),
         problem.cluster.latency[np.ix_(devices, devices)], problem.cluster.seconds_per_byte[np.ix_(devices, devices)],
+        _beside(problem, path, np.array(devices), first, seconds),
     )  # fmt: skip
     return float(value) * (1.0 - slack)
 
 
+def _beside(problem: Problem, path: list[int], devices: Ints, first: Ints, seconds: Floats) -> Floats:
+    """[n, kinds] least time from the end of an op of the path to the end of a later one on the same device, whatever is
+    beside the path; by the later one, which all others come before or after, as they do the earlier one. Else -1.
+    """
+    graph, cluster, unit = problem.graph, problem.cluster, problem.unit
+    found, place = np.full((len(path), len(first)), -1.0), {op: i for i, op in enumerate(path)}
+    if (graph.num_ops + graph.num_edges) * len(devices) ** 2 > _MOST:
+        return found
+    part = Part(problem, path)
+    found[[place[part.order[joint]] for joint in part.joints]] = 0.0
+    for a, b in pairwise(part.joints):
+        others = [i for i in range(a + 1, b) if part.order[i] not in place]
+        edges = part.edges(a, b) if others else []
+        for k, home in enumerate(first.tolist() if others else []):
+            before, after = np.full((2, b - a + 1, len(devices)), 0.0)  # least time from the one end, and to the other
+            before[0] = np.where(np.arange(len(devices)) == home, 0.0, np.inf)
+            runs = seconds[part.order[a : b + 1]][:, devices]
+            runs[0] = 0.0
+            runs[-1, np.arange(len(devices)) != home] = np.inf
+            moves = {
+                t: cluster.latency[np.ix_(devices, devices)]
+                + graph.tensor_bytes[t] * cluster.seconds_per_byte[np.ix_(devices, devices)]
+                for t in dict.fromkeys(t for t, _, _ in edges)
+            }
+            apart = np.where(np.eye(len(devices), dtype=np.bool_), 0.0, np.inf)
+            ways = [
+                (made - a, i - a, apart if unit[part.order[made]] == unit[part.order[i]] else moves[t])
+                for t, made, i in edges
+            ]
+            for made, i, way in ways:
+                before[i] = np.maximum(before[i], (before[made] + runs[made] + way.T).min(axis=1))
+            for made, i, way in sorted(ways, key=lambda edge: -edge[1]):
+                after[made] = np.maximum(after[made], (way + runs[i] + after[i]).min(axis=1))
+            away = before + runs + after
+            away[:, home] = np.inf
+            back = float(away[[i - a for i in others]].min())
+            found[place[part.order[b]], k] = min(float(runs[1:, home].sum()), back)
+    return found
+
+
 @njit(cache=True, nogil=True)
 def _cheapest(  # type: ignore[no-untyped-def]
-    seconds, first, second, joint, source, in_ptr, size, unit, resident, working, capacity, latency, per_byte
+    seconds, first, second, joint, source, in_ptr, size, unit, resident, working, capacity, latency, per_byte, beside
 ):
     """The least time of a path in stretches that fit. Kinds are numbered; `first` and `second` are devices of each."""
     n, num_kinds = len(seconds), len(first)
@@ -94,6 +141,7 @@ def _cheapest(  # type: ignore[no-untyped-def]
                 continue
             if joint[s]:
                 floor = -1.0  # none: all ops since the last joint are on this device
+            passed = time if beside[s, k] >= 0 else -1.0  # the end of the last op that all others come before or after
             for e in range(s, n):
                 if e > s:
                     time += seconds[e, first[k]]
@@ -105,6 +153,10 @@ def _cheapest(  # type: ignore[no-untyped-def]
                     break
                 if joint[e] and e > s:
                     time, floor = max(time, floor), -1.0
+                if beside[e, k] >= 0:
+                    if passed >= 0 and e > s:
+                        time = max(time, passed + beside[e, k])
+                    passed = time
                 if e == n - 1:
                     best = min(best, time)
                     break

@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import get, planner
+from placewise.planners.repair import settled
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 from placewise.simulator.slots import slot_arrays
@@ -148,16 +149,21 @@ class Row:
         return float(self._value[1])
 
     def judge(self, ctx: Context) -> None:
-        """Simulate the best cut; where it does not fit after all, the next ones leave so much room."""
-        placement, order = self.plan()
-        if ctx.problem.execution.concurrency == "slots":
+        """Simulate the best cut; where it does not fit after all, the next ones leave so much room.
+
+        Without an order more may be alive at a time. Then some units move, so that others have where to begin.
+        """
+        problem, (placement, order) = ctx.problem, self.plan()
+        if problem.execution.concurrency == "slots":
             ctx.evaluate(placement)
             return
-        if np.isfinite([ctx.evaluate(placement, sequence) for sequence in (None, order)]).any():
+        fits = np.isfinite(ctx.evaluate(placement, order))
+        device = settled(problem, ctx, placement[problem.first_of_unit])
+        if fits or np.isfinite(evaluate(problem, device[problem.unit], threads=1).score[0]):
             return
-        peak = evaluate(ctx.problem, placement, order, threads=1).peak
+        peak = evaluate(problem, placement, order, threads=1).peak
         assert peak is not None
-        beyond = np.maximum(peak[0] - ctx.problem.capacity, 0.0)[self._accelerators]
+        beyond = np.maximum(peak[0] - problem.capacity, 0.0)[self._accelerators]
         np.subtract.at(self._room, self._kinds, beyond)
         self._value[:] = np.inf
 

@@ -33,6 +33,16 @@ def problem_of(seconds, edges=(), *, sizes=1.0, memory=math.inf, bandwidth=1.0, 
     return Problem(graph, cluster or mesh, Costs.create(seconds), **options)
 
 
+def layers(count, *, room, weight=8.0, gpu=1.0, cpu=3.0, **execution):
+    """A row of layers, each with a weight of its own, on a GPU with some room and a CPU with plenty."""
+    kinds = ["parameter"] * count + ["op"] * count
+    edges = [(i, count + i) for i in range(count)] + [(count + i, count + i + 1) for i in range(count - 1)]
+    return problem_of(
+        [[0.0, 0.0]] * count + [[gpu, cpu]] * count, edges, sizes=[weight] * count + [0.0] * count, op_kinds=kinds,
+        memory=[room, math.inf], execution=Execution(**execution),
+    )  # fmt: skip
+
+
 def shared_bus(devices, bandwidth=1.0, latency=0.0, *, memory=math.inf):
     """A cluster whose links all share one channel."""
     names = [f"d{d}" for d in range(devices)]

@@ -11,21 +11,10 @@ import pytest
 from oracles import brute_force
 from placewise.certificate import check
 from placewise.driver import Budget, plan
-from placewise.problem import Execution
 from placewise.simulator.bounds import lower_bound, made_of
-from problems import problem_of, random_problem
+from problems import layers, random_problem
 
 NAME = "streaming"
-
-
-def layers(count, *, room, weight=8.0, gpu=1.0, cpu=3.0, **execution):
-    """A row of layers, each with a weight of its own, on a GPU with some room and a CPU with plenty."""
-    kinds = ["parameter"] * count + ["op"] * count
-    edges = [(i, count + i) for i in range(count)] + [(count + i, count + i + 1) for i in range(count - 1)]
-    return problem_of(
-        [[0.0, 0.0]] * count + [[gpu, cpu]] * count, edges, sizes=[weight] * count + [0.0] * count, op_kinds=kinds,
-        memory=[room, math.inf], execution=Execution(**execution),
-    )  # fmt: skip
 
 
 def test_what_does_not_fit_is_computed_slowly_or_fetched():

@@ -21,7 +21,7 @@ from placewise.problem import Problem
 #: Quick however large the graph is.
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp", "rows")
+STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp", "rows", "offload")
 #: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
 EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
 #: A step at a time, so that they can take turns.
@@ -34,7 +34,7 @@ SEARCHES: Final[dict[str, Callable[[Context], Iterator[float]]]] = {
 }
 MEMBERS: Final = (*FIRST, *STARTS, *EXACT, *SEARCHES)
 #: Of what is left, at most.
-_SHARE: Final = {"fit": 0.5, "multilevel": 0.25, **dict.fromkeys(EXACT, 0.3)}
+_SHARE: Final = {"fit": 0.5, "multilevel": 0.25, "offload": 0.3, **dict.fromkeys(EXACT, 0.3)}
 _USUAL_SHARE: Final = 0.1
 _MANY: Final = 1_000  # units; beyond, the race would give `multilevel` up on its coarse levels: it begins
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere

@@ -94,16 +94,14 @@ class _Layers:
                 np.bincount(layer, np.where(where, np.minimum(time, _NEVER), 0.0)) for time in problem.unit_seconds.T
             ]
         kind = np.unique(np.stack(looks, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-        real = np.flatnonzero(np.bincount(layer, self._keeps) > 0)
-        by_start = real[np.argsort(start[real], kind="stable")]
-        self._kinds = [by_start[kind[by_start] == k] for k in np.unique(kind[real])]
-        self._layer, self._follows = layer, self._leaders(position)
         may = np.ones((2, len(start), problem.num_devices), np.bool_)
         for which, where in enumerate((self._computes, self._keeps)):
             np.logical_and.at(may[which], layer[where], problem.unit_allowed[where])
-        self._modes: list[NDArray[Any]] = [
-            np.argwhere(may[0, kind[0]][:, None] & may[1, kind[0]]) for kind in self._kinds
-        ]
+        real = np.flatnonzero((np.bincount(layer, self._keeps) > 0) & may.any(axis=2).all(axis=0))  # pins may tear one
+        real = real[np.argsort(start[real], kind="stable")]
+        self._kinds = [real[kind[real] == k] for k in np.unique(kind[real])]
+        self._modes: list[NDArray[Any]] = [np.argwhere(may[0, k[0]][:, None] & may[1, k[0]]) for k in self._kinds]
+        self._layer, self._follows = layer, self._leaders(position)
 
     def _leaders(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """[units] the unit that each goes with: of those that compute layers, the one before it, else the first."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from placewise.costs import Costs
 from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import get, planner
@@ -29,6 +31,7 @@ _MORE_NODES: Final = 2048  # that are, if briefly
 _BY_BOXES: Final = 0.8  # share of the time that is left
 _FEW: Final = 64  # nodes whose places are tried out
 _MOST_UNITS: Final = 1 << 15  # so that sums of whole numbers stay below two to the power of 63
+_MOST_PARTS: Final = 5_000  # of a problem
 _MOST_SETS: Final = 4096  # sets of devices, up to kind
 _FEW_LOOKS: Final = 200  # the same, where there is something else to try
 
@@ -66,11 +69,13 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     Beyond the paper: devices of any number of kinds, forward and backward counted apart, copies that overlap, live
     memory, pins, and no table of pairs. A plan's value is what the simulator says. It is proved best where links are
     equal and sends are staged, per edge, or have one reader; elsewhere stages are charged the least that they may have
-    to pay (stages.py), which is a bound, and often the value too. Shared channels count in the value alone.
+    to pay (stages.py), which is a bound, and often the value too. What is left then is closed part by part, each with
+    some units fixed. Shared channels count in the value alone, and so in parts.
 
     With replicas, a stage may take several devices of a kind. With samples in flight (1f1b) the search runs from the
     last stage to the first, and its k-th stage holds k samples. That is exact where nodes are in a row; where
-    branches may be stages side by side, it is too many for some: plans are found so, but the bound is for one sample.
+    branches may be stages side by side, it is too many for some: plans are found so, but the bound is for one sample,
+    and parts have to close the rest.
 
     The paper ties units that only run backward to where their twins would run forward. Here they may be anywhere, as
     the simulator allows. Such free units, and of many nodes the lightest, are left out at first (`stages.without`) and
@@ -103,12 +108,69 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
             out = first
             continue
         if not len(out):
+            _part_by_part(problem, ctx)
             return None
         if found is None:  # too many ideals: let it be the bound without those nodes
             settle(problem, ctx, every, below(without(every, first), ctx.best_value).unchained(), proves=True)
             return None
         out = np.delete(out, _most_doubtful(problem, every, out, found))
     return None
+
+
+def _part_by_part(problem: Problem, ctx: Context) -> None:
+    """Find the best plan where stages cost more than they are charged at least: by fixing units, as long as it takes.
+
+    A part is the problem with units that must, or must not, be on some device. If it has no pipeline that is charged
+    less than the best plan costs, it is done with; else that pipeline is tried, and the part divided where it was
+    charged too little. So all parts end, with all units fixed if need be. If none is left, the best is proved.
+    """
+    left, looked = [problem], 0
+    if (stages_of(problem).kinds.most > 1).any():  # who repeats whom depends on who is alike, which fixing would change
+        return
+    while left and ctx.lower_bound < ctx.best_value * (1 - CLOSE):
+        part, looked = left[-1], looked + 1
+        stages = below(stages_of(part), ctx.best_value).unchained()
+        if looked > _MOST_PARTS or ctx.should_stop() or math.prod(n + 1 for n in digits(stages)) > _MOST_SETS:
+            return
+        ctx.spend(1)
+        try:
+            search = Search(stages, ctx.best_value, None, problem.max_devices, ctx, _FEW_LOOKS)
+            found = search.decide(ctx.best_value * (1 - CLOSE))
+        except TooManyIdeals:
+            return
+        if found is None:
+            left.pop()
+            continue
+        before = ctx.best_value
+        placement = _evaluate(problem, ctx, stages, stages, found[1])
+        if ctx.best_value < before:
+            continue
+        left.pop()
+        choice = part.per_unit(part.allowed, np.logical_and)
+        open_units = np.flatnonzero(choice.sum(axis=1) > 1)
+        if len(open_units):
+            unit = open_units[_undercharged(problem, placement)[open_units].argmax()]
+            here = np.arange(problem.num_devices) == placement[problem.first_of_unit[unit]]
+            for may in (~here, here):
+                seconds = np.where((problem.unit == unit)[:, None] & ~may, np.inf, part.costs.seconds)
+                left.append(replace(part, costs=Costs.create(seconds)))
+    if not left:
+        ctx.bound(ctx.best_value * (1 - CLOSE))
+
+
+def _undercharged(problem: Problem, placement: Ints) -> NDArray[np.float64]:
+    """[units] how much longer a unit's messages take than over the fastest links of their ends."""
+    graph, cluster = problem.graph, problem.cluster
+    a, b = placement[graph.edge_producer], placement[graph.consumers]
+    size, edge = graph.tensor_bytes[graph.edge_tensor][:, None], np.arange(graph.num_edges)
+    latency = np.where(np.eye(problem.num_devices, dtype=np.bool_), np.inf, cluster.latency)
+    per_byte = cluster.seconds_per_byte
+    sent, received = latency[a] + size * per_byte[a], latency.T[b] + size * per_byte.T[b]
+    more = sent[edge, b] - sent.min(axis=1) + received[edge, a] - received.min(axis=1)
+    total = np.zeros(problem.num_units)
+    for end in (graph.edge_producer, graph.consumers):
+        np.add.at(total, problem.unit[end], np.where(a != b, more, 0.0))
+    return total
 
 
 def _left_out(stages: Stages, most: int) -> Whole:

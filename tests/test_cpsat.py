@@ -77,6 +77,14 @@ def test_a_goal_is_met_or_proved_out_of_reach():
         assert answer.value == 6.0
 
 
+def test_a_transfer_may_take_longer_than_numbers_go():
+    """A billion years to another device: nobody goes there."""
+    problem = problem_of([[1.0, 1.0], [2.0, 2.0]], [(0, 1)], sizes=3e16)
+    answer = plan(problem, "cpsat", budget=ENOUGH)
+    assert answer.value == 3.0
+    assert answer.is_optimal
+
+
 def test_memory_over_time_decides_an_order():
     """Two branches whose first op makes 4 bytes that its second turns into nothing, on a device that holds 5."""
     problem = problem_of(

@@ -182,7 +182,8 @@ class _Model:
         return time
 
     def _ticks(self, seconds: float) -> int:
-        return int(seconds / self.tick * (1 - 1e-15))
+        """Rounded down; whatever takes longer than the plan at hand is too long, no matter by how much."""
+        return int(min(seconds / self.tick * (1 - 1e-15), self._horizon + 1.0))
 
     # Where.
 

@@ -170,6 +170,8 @@ def _prices(asked: _Question) -> tuple[Floats, Floats, Floats] | None:
     if solution.status != 0:
         return None
     price = np.maximum(0.0, -np.asarray(solution.ineqlin.marginals))
+    if not price[:loads].any():  # nothing takes time
+        return None
     byte = np.zeros(devices)
     byte[limited] = price[loads:first] * whole / stored
     having = price[first:][: len(pair_of) * devices].reshape(-1, devices) * whole

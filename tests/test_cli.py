@@ -535,6 +535,7 @@ WRONG = [
     (["explain", "plan.json", "--op", "a", "--what-if"], 2, "ask one at a time"),
     (["explain", "noise"], 2, "noise"),
     (["export", "noise", "--to", "trace"], 2, "noise"),
+    (["simulate", "two\nlines\x1b[2J"], 2, r"two\nlines\x1b[2J: cannot be read"),
     (["planners", "noise"], 2, "noise"),
 ]
 

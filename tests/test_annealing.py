@@ -9,7 +9,7 @@ from oracles import brute_force
 from placewise.driver import Budget, Context, plan
 from placewise.errors import InvalidInput
 from placewise.planners.annealing import _State
-from placewise.planners.local_search import UnitMoves
+from placewise.planners.moves import UnitMoves
 from placewise.problem import Execution
 from placewise.simulator import violations
 from problems import problem_of, random_problem
@@ -22,7 +22,7 @@ class OneMove(UnitMoves):
         pass
 
     def batch(self, placement, count):
-        return 1 - placement[None], [[0]]
+        return 1 - placement[None]
 
 
 def context(problem, seed=0):

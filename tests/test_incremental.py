@@ -22,8 +22,8 @@ SETTINGS = [
 
 
 def changes(rng, problem, placement, count=6):
-    """(placements, changed ops): moves of an op, swaps, moves of a colocation group, several at once, and none."""
-    rows, changed = [], []
+    """Placements: moves of an op, swaps, moves of a colocation group, several at once, and none."""
+    rows = []
     for _ in range(count):
         row, kind = placement.copy(), rng.integers(4)
         if kind == 0:
@@ -37,8 +37,7 @@ def changes(rng, problem, placement, count=6):
             some = rng.random(len(row)) < 0.3
             row[some] = rng.integers(0, problem.num_devices, some.sum())
         rows.append(row)
-        changed.append(np.flatnonzero(row != placement).tolist())
-    return np.array(rows, np.int32), changed
+    return np.array(rows, np.int32)
 
 
 def random_walks(objective, stored, integers, count):
@@ -61,8 +60,8 @@ def test_probes_equal_full_evaluations(objective, stored, integers):
             assert current.value == full.value[0]
             if problem.execution.memory == "live":
                 assert current.peak.tolist() == full.peak[0].tolist()
-            rows, changed = changes(rng, problem, current.placement)
-            probed = current.probe(rows, changed, np.inf)
+            rows = changes(rng, problem, current.placement)
+            probed = current.probe(rows, np.inf)
             assert probed.tolist() == evaluate(problem, rows).value.tolist()
             chosen = int(rng.integers(len(rows)))
             assert current.accept(rows[chosen]) == probed[chosen]
@@ -75,10 +74,10 @@ def test_only_what_is_not_better_than_the_cutoff_is_dropped(objective, stored, i
     for rng, problem in random_walks(objective, stored, integers, 300):
         current = Incremental(problem, random_placement(rng, problem))
         for _ in range(4):
-            rows, changed = changes(rng, problem, current.placement)
+            rows = changes(rng, problem, current.placement)
             full = evaluate(problem, rows).value
             cutoff = float(rng.choice([current.value, np.median(full), full.min() * (1 + 1e-9), full.max() * 1.1]))
-            probed = current.probe(rows, changed, cutoff)
+            probed = current.probe(rows, cutoff)
             better = np.isfinite(probed)
             assert probed[better].tolist() == full[better].tolist()
             assert (full[better] < cutoff).all()
@@ -93,19 +92,19 @@ def test_a_probe_leaves_the_current_placement_alone():
     current = Incremental(problem, np.zeros(40, np.int32))
     away = np.zeros((1, 40), np.int32)
     away[0, 30] = 1
-    assert [float(current.probe(away, [[30]], np.inf)[0]) for _ in range(2)] == [42.0, 42.0]
+    assert [float(current.probe(away, np.inf)[0]) for _ in range(2)] == [42.0, 42.0]
     assert current.value == 40.0
     assert current.placement.tolist() == [0] * 40
-    assert current.probe(away, [[30]], 41.0).tolist() == [np.inf]
+    assert current.probe(away, 41.0).tolist() == [np.inf]
     assert current.accept(away[0]) == 42.0
-    assert current.probe(np.zeros((1, 40), np.int32), [[30]], 42.0).tolist() == [40.0]
+    assert current.probe(np.zeros((1, 40), np.int32), 42.0).tolist() == [40.0]
 
 
 def test_no_probe_is_no_work():
     problem = problem_of(np.ones((3, 2)), execution=Execution(contention="none"))
     current = Incremental(problem, np.zeros(3, np.int32))
-    assert current.probe(np.zeros((0, 3), np.int32), [], np.inf).tolist() == []
-    assert current.probe(current.placement[None], [[]], np.inf).tolist() == [3.0]
+    assert current.probe(np.zeros((0, 3), np.int32), np.inf).tolist() == []
+    assert current.probe(current.placement[None], np.inf).tolist() == [3.0]
 
 
 # ---- work that is not done -------------------------------------------------------------------------------------------
@@ -118,10 +117,10 @@ def chains(count, length, **options):
 
 
 def moved(placement, op):
-    """The placement with an op on the other device, as a probe takes it."""
+    """The placement with an op on the other device, as the only row of a batch."""
     row = placement.copy()
     row[op] = 1 - row[op]
-    return row[None], [[op]]
+    return row[None]
 
 
 def never_started(current):
@@ -137,9 +136,9 @@ def test_a_probe_begins_at_the_last_checkpoint_before_what_it_changes(changed, f
     current = Incremental(problem, np.zeros(640, np.int32))
     value = 641.0 if changed == 639 else 642.0  # to the other device, and back if there is an op to follow
     current._arrays.seconds[: 2 * first] = 1e6
-    assert current.probe(*moved(current.placement, changed), np.inf).tolist() == [value]
+    assert current.probe(moved(current.placement, changed), np.inf).tolist() == [value]
     current._arrays.seconds[2 * first + 2 : 2 * first + 4] = 1001.0  # the op before was running: its end is known
-    assert current.probe(*moved(current.placement, changed), np.inf).tolist() == [value + 1000.0]
+    assert current.probe(moved(current.placement, changed), np.inf).tolist() == [value + 1000.0]
 
 
 def test_a_probe_of_several_ops_begins_before_the_first():
@@ -147,24 +146,24 @@ def test_a_probe_of_several_ops_begins_before_the_first():
     row = current.placement.copy()
     row[[600, 300]] = 1
     current._arrays.seconds[: 2 * 290] = 1e6
-    assert current.probe(row[None], [[600, 300]], np.inf).tolist() == [644.0]
+    assert current.probe(row[None], np.inf).tolist() == [644.0]
     current._arrays.seconds[2 * 295] = 11.0
-    assert current.probe(row[None], [[600, 300]], np.inf).tolist() == [654.0]
+    assert current.probe(row[None], np.inf).tolist() == [654.0]
 
 
 def test_a_probe_that_changes_an_op_without_inputs_begins_at_zero():
     current = Incremental(chains(2, 320), np.zeros(640, np.int32))
-    assert current.probe(*moved(current.placement, 0), np.inf).tolist() == [639.0]
+    assert current.probe(moved(current.placement, 0), np.inf).tolist() == [639.0]
     current._arrays.seconds[0] = 3.0
-    assert current.probe(*moved(current.placement, 320), np.inf).tolist() == [641.0]
+    assert current.probe(moved(current.placement, 320), np.inf).tolist() == [641.0]
 
 
 def test_a_probe_is_dropped_as_soon_as_an_op_has_too_far_to_go():
     """Moving op1 away delays op2 to 4 s, and from there it is 638 s to the end."""
     current = Incremental(chains(1, 640), np.zeros(640, np.int32))
-    assert current.probe(*moved(current.placement, 1), 643.0).tolist() == [642.0]
+    assert current.probe(moved(current.placement, 1), 643.0).tolist() == [642.0]
     assert never_started(current).tolist() == [0.0, 0.0]
-    assert current.probe(*moved(current.placement, 1), 642.0).tolist() == [np.inf]
+    assert current.probe(moved(current.placement, 1), 642.0).tolist() == [np.inf]
     assert never_started(current).tolist() == [638.0, 0.0]
 
 
@@ -175,7 +174,7 @@ def test_a_probe_trusts_the_way_to_go_only_past_what_it_changes():
     seconds[600] = [50.0, 1.0]
     current = Incremental(replace(problem, costs=Costs.create(seconds)), np.zeros(640, np.int32))
     assert current.value == 689.0
-    assert current.probe(*moved(current.placement, 600), 650.0).tolist() == [640.0]
+    assert current.probe(moved(current.placement, 600), 650.0).tolist() == [640.0]
 
 
 def test_a_probe_is_dropped_at_once_if_a_device_has_too_much_left():
@@ -184,9 +183,9 @@ def test_a_probe_is_dropped_at_once_if_a_device_has_too_much_left():
     The checkpoint is at 316 s: 630 ops have ended or end right then, two more have begun.
     """
     current = Incremental(chains(2, 320, sizes=0.0), np.repeat(np.array([0, 1], np.int32), 320))
-    assert current.probe(*moved(current.placement, 319), 322.0).tolist() == [321.0]
+    assert current.probe(moved(current.placement, 319), 322.0).tolist() == [321.0]
     assert never_started(current).tolist() == [0.0, 0.0]
-    assert current.probe(*moved(current.placement, 319), 320.0).tolist() == [np.inf]
+    assert current.probe(moved(current.placement, 319), 320.0).tolist() == [np.inf]
     assert never_started(current).tolist() == [3.0, 5.0]
 
 
@@ -194,5 +193,5 @@ def test_a_probe_is_dropped_as_soon_as_a_device_starts_with_too_much_left():
     """100 ops on each of two devices, one more on the second: 101 s at the least."""
     problem = problem_of(np.ones((200, 2)))
     current = Incremental(problem, np.repeat(np.array([0, 1], np.int32), 100))
-    assert current.probe(*moved(current.placement, 99), 100.0).tolist() == [np.inf]
+    assert current.probe(moved(current.placement, 99), 100.0).tolist() == [np.inf]
     assert never_started(current).sum() >= 198.0

@@ -19,7 +19,7 @@ from placewise.cluster import Cluster, Device, Link
 from placewise.costs import Costs
 from placewise.errors import InvalidInput
 from placewise.problem import OBJECTIVES, Execution, Problem
-from placewise.simulator import Timeline, evaluate, simulate, violations
+from placewise.simulator import Timeline, evaluate, kernel, simulate, violations
 from placewise.simulator.arrays import priority_order, upward_rank
 from problems import problem_of, random_order, random_placement, random_problem, renumbered, shared_bus
 
@@ -828,3 +828,28 @@ def test_known_optima_on_two_devices(seconds, edges, transfer, best, ways):
     values = evaluate(problem, all_placements(problem)).value
     assert values.min() == best
     assert (values == best).sum() == ways
+
+
+# ---- numbering -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lists_are_renumbered_as_by_sorting(seed):
+    problem = random_problem(np.random.default_rng(seed), max_ops=30)
+    graph, n = problem.graph, problem.num_ops
+    order = np.random.default_rng(seed).permutation(n).astype(np.int32)
+    (output_ptr, outputs), (input_ptr, edges) = graph.outputs, graph.in_edges
+    found = kernel.renumber(order, output_ptr, outputs, graph.consumer_ptr, input_ptr, graph.edge_tensor[edges])
+    number = np.argsort(order)
+    tensor = np.lexsort((np.arange(graph.num_tensors), number[graph.tensor_producer]))
+    pairs = sorted(zip(np.argsort(tensor)[graph.edge_tensor].tolist(), number[graph.consumers].tolist(), strict=True))
+    by_reader = sorted((reader, read) for read, reader in pairs)
+    producer = number[graph.tensor_producer][tensor]
+    expected = (
+        np.searchsorted(producer, np.arange(n + 1)), tensor, producer,
+        np.searchsorted([read for read, _ in pairs], np.arange(graph.num_tensors + 1)),
+        [reader for _, reader in pairs], [read for read, _ in pairs],
+        np.searchsorted([reader for reader, _ in by_reader], np.arange(n + 1)), [read for _, read in by_reader],
+    )  # fmt: skip
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.tolist() == np.asarray(theirs).tolist()

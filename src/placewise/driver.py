@@ -457,7 +457,7 @@ def compile_for(problem: Problem, info: PlannerInfo, announce: Callable[[str], N
         evaluate(small, [0, 1], peaks=False)
         lower_bound(small)
         if problem.objective != "throughput" and problem.execution.concurrency == "parallel":
-            Incremental(small, np.zeros(2, np.int32)).probe(np.ones((1, 2), np.int32), [[0, 1]], 1.0)
+            Incremental(small, np.zeros(2, np.int32)).probe(np.ones((1, 2), np.int32), 1.0)
         if info.compile:
             info.compile(small)
     _compiled.add(kind)

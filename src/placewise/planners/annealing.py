@@ -13,7 +13,7 @@ from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.blocks import Blocks
 from placewise.planners.heft import schedule
-from placewise.planners.local_search import UnitMoves
+from placewise.planners.moves import UnitMoves, compile_moves
 from placewise.planners.multilevel import simple_start
 from placewise.problem import Problem
 from placewise.simulator import evaluate
@@ -27,6 +27,7 @@ def _compile(problem: Problem) -> None:
     if problem.objective != "throughput":
         schedule(problem)
     Blocks(problem).fill([0, 1], 1.0)
+    compile_moves(problem)
 
 
 @planner("annealing", compile=_compile)
@@ -67,9 +68,9 @@ class _State:
         A move that costs c is accepted with probability exp(-c / temperature): if c is below an exponential variate of
         that mean. So each move has a limit before it is judged, and the simulator may give up at it.
         """
-        candidates, changed = moves.batch(self.placement, min(_BATCH, max(1, self._ctx.evaluations_left - 1)))
+        candidates = moves.batch(self.placement, min(_BATCH, max(1, self._ctx.evaluations_left - 1)))
         limits = self.value + temperature * self._ctx.rng.standard_exponential(len(candidates))
-        values = self._judge(candidates, changed, float(limits.max(initial=0.0)))
+        values = self._judge(candidates, float(limits.max(initial=0.0)))
         for b in np.flatnonzero(values < limits).tolist():
             # The full evaluation also knows memory and the other constraints, and keeps the best.
             value = self._ctx.evaluate(candidates[b])
@@ -81,15 +82,15 @@ class _State:
 
     def typical_loss(self, moves: UnitMoves) -> float:
         """How much a move costs, if it does: the median of some."""
-        candidates, changed = moves.batch(self.placement, min(_SAMPLE, max(1, self._ctx.evaluations_left - 1)))
-        loss = self._judge(candidates, changed, np.inf) - self.value
+        candidates = moves.batch(self.placement, min(_SAMPLE, max(1, self._ctx.evaluations_left - 1)))
+        loss = self._judge(candidates, np.inf) - self.value
         worse = loss[(loss > 0) & (loss < np.inf)]
         return float(np.median(worse)) if len(worse) else 0.01 * self.value
 
-    def _judge(self, candidates: NDArray[np.int32], changed: list[list[int]], limit: float) -> Floats:
+    def _judge(self, candidates: NDArray[np.int32], limit: float) -> Floats:
         if not len(candidates):
             return np.zeros(0)
         self._ctx.spend(len(candidates))
         if self._incremental is None:
             return evaluate(self._problem, candidates, peaks=False).score
-        return self._incremental.probe(candidates, changed, limit)
+        return self._incremental.probe(candidates, limit)

@@ -13,8 +13,9 @@ from placewise.graph import Ints
 from placewise.planners import get, planner
 from placewise.planners.genetic import evolve
 from placewise.planners.list_search import reprioritise
-from placewise.planners.local_search import UnitMoves, climb, explore
-from placewise.planners.multilevel import Level, Moves, descend, hierarchy
+from placewise.planners.local_search import climb, explore
+from placewise.planners.moves import UnitMoves
+from placewise.planners.multilevel import Level, descend, group_moves, hierarchy
 from placewise.planners.order_search import improve, ordered_start
 from placewise.problem import Problem
 
@@ -120,7 +121,7 @@ def _runners(problem: Problem, ctx: Context, plans: dict[str, Ints], levels: lis
 
 
 def _climb(ctx: Context, start: Ints, levels: list[Level]) -> Iterator[float]:
-    return climb(ctx, start, (UnitMoves(ctx.problem, ctx.rng), Moves(levels, ctx.rng)), _PATIENCE)
+    return climb(ctx, start, (UnitMoves(ctx.problem, ctx.rng), group_moves(levels, ctx.rng)), _PATIENCE)
 
 
 class _Runner:

@@ -16,7 +16,8 @@ from placewise.errors import NoFeasiblePlan
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.blocks import Blocks, fastest_first, headroom
-from placewise.planners.local_search import BATCH, UnitMoves
+from placewise.planners.local_search import BATCH
+from placewise.planners.moves import UnitMoves, compile_moves
 from placewise.planners.repair import bytes_at_peak, settled
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -39,6 +40,7 @@ Rows = NDArray[np.int32]
 
 def _compile(problem: Problem) -> None:
     Blocks(problem).fill([0, 1], 1.0)
+    compile_moves(problem)
     saving_order(problem)
 
 
@@ -145,7 +147,7 @@ class _Search:
         while fruitless < kicks and not self.done:
             start = home
             for _ in range(_KICK):
-                candidates, _ = moves.batch(start, 1)
+                candidates = moves.batch(start, 1)
                 start = candidates[0] if len(candidates) else start
             found, much = self._walk(moves, start, float(self.judge(start[None], order)[0]), order)
             fruitless = 0 if much < least else fruitless + 1
@@ -157,7 +159,7 @@ class _Search:
         while failed < patience and not self.done:
             moves.aim(current, full | (failed // BATCH % 2 == 1))
             failed += BATCH
-            candidates, _ = moves.batch(current, BATCH)
+            candidates = moves.batch(current, BATCH)
             if len(candidates):
                 over = self.judge(candidates, order)
                 best = int(over.argmin())
@@ -187,8 +189,9 @@ class _Aimed(UnitMoves):
 
     def aim(self, placement: Ints, at: NDArray[np.bool_]) -> None:
         """Choose among units on these devices from now on."""
-        units = np.flatnonzero((self._allowed.sum(axis=1) > 1) & at[placement[self._first]])
-        self._movable = self._focus = units if len(units) else np.flatnonzero(self._allowed.sum(axis=1) > 1)
+        may = np.flatnonzero(self._allowed.sum(axis=1) > 1)
+        units = may[at[placement[self._first[may]]]]
+        self._movable = units if len(units) else may
 
 
 # ---- what every plan that fits must keep -----------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.fit import Necessary, saving_order
-from placewise.planners.local_search import UnitMoves, climb
+from placewise.planners.local_search import climb
+from placewise.planners.moves import UnitMoves, compile_moves
 from placewise.planners.repair import messages, settled
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -38,7 +39,7 @@ def _applies(problem: Problem) -> bool | str:
     return "ignores contiguity and device counts" if problem.contiguous or problem.max_devices else True
 
 
-@planner("min-cut", objectives={"latency"}, supports=_applies)
+@planner("min-cut", objectives={"latency"}, supports=_applies, compile=compile_moves)
 def min_cut(problem: Problem, ctx: Context, *, rounds: int = 50, patience: int = 10) -> None:
     """The least sum of op and transfer times by s-t minimum cuts; optimal for two devices of a sequential engine.
 

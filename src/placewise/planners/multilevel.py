@@ -17,7 +17,8 @@ from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.blocks import Blocks, blocks_by_load, blocks_by_memory, fastest_first
 from placewise.planners.heft import ignores_shape, place_in_order, schedule
-from placewise.planners.local_search import FOCUSED, climb, explore
+from placewise.planners.local_search import climb, explore
+from placewise.planners.moves import GroupMoves, compile_moves
 from placewise.planners.random_search import sample
 from placewise.planners.single import all_on
 from placewise.problem import Problem
@@ -28,7 +29,6 @@ _FUSE: Final = 4  # ops at most that become one from level to level
 _HEAVIEST: Final = 2.0  # the weight of a fused op, in shares of all that there is among the coarsest ops
 _COARSEST_SHARE: Final = 0.15  # of the budget, for the coarsest level
 _COARSER_SHARE: Final = 0.25  # of what is then left, for all others but the ops themselves
-_KICK: Final = 4  # moves in a disturbance
 _ROUNDS: Final = 8  # of HEFT by its own paths; those after bring a ten thousandth
 _LUCK: Final = 2_000  # random placements to try where no simple plan keeps every constraint
 
@@ -37,6 +37,7 @@ def _compile(problem: Problem) -> None:
     if problem.objective != "throughput":
         schedule(problem)
     Blocks(problem).fill([0, 1], 1.0)
+    compile_moves(problem)
     coarser(problem, 1, connected=True)
 
 
@@ -126,7 +127,7 @@ def by_longest_path(problem: Problem, placement: Ints) -> Ints:
 def refine(ctx: Context, levels: list[Level], placement: Ints, patience: int, kicks: int = 0) -> Iterator[float]:
     """Move groups of this level and of all coarser ones until nothing helps any more; and again after a kick."""
     if ctx.best is not None and ctx.problem.num_units and ctx.problem.num_devices > 1 and not ctx.should_stop():
-        yield from climb(ctx, placement, [Moves(levels, ctx.rng)], patience, kicks)
+        yield from climb(ctx, placement, [group_moves(levels, ctx.rng)], patience, kicks)
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------------
@@ -138,6 +139,11 @@ class Level:
 
     problem: Problem
     label: Ints
+
+
+def group_moves(levels: list[Level], rng: np.random.Generator) -> GroupMoves:
+    """Moves of the groups that the ops of the first level form in all coarser ones."""
+    return GroupMoves(levels[0].problem, [level.label for level in levels[1:]], rng)
 
 
 def hierarchy(problem: Problem, ctx: Context, coarsest: int) -> list[Level]:
@@ -251,127 +257,3 @@ def _fuse(start, producer, readers, kind, unit, weight, most, connected):  # typ
             order[done] = op
             done += 1
     return label, order
-
-
-# ---- moves -----------------------------------------------------------------------------------------------------------
-
-
-class Moves:
-    """Groups of a level, or of a coarser one, to a device next to them, or changing places with another group."""
-
-    def __init__(self, levels: list[Level], rng: np.random.Generator) -> None:
-        self._problem, self._rng = levels[0].problem, rng
-        problem, graph = self._problem, self._problem.graph
-        self._allowed = problem.unit_allowed
-        self._resident = problem.per_unit(graph.resident_bytes)
-        self._movable = self._allowed.sum(axis=1) > 1
-        self._ops = _Lists(problem.unit)
-        # The units of each group, level by level; a unit goes with its first op.
-        label: NDArray[np.integer] = problem.first_of_unit
-        self._groups = [_Lists(np.arange(problem.num_units))]
-        for level in levels[1:]:
-            label = level.label[label]
-            self._groups.append(_Lists(label))
-        ends = problem.unit[graph.edge_producer], problem.unit[graph.consumers]
-        self._ends = np.concatenate(ends), np.concatenate(ends[::-1])
-        self._near = _Lists(self._ends[0])
-        self._seen: Ints | None = None
-        self._focus = np.zeros(0, np.int64)
-
-    def batch(self, placement: Ints, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
-        """Up to `count` changed placements and the ops that changed in each."""
-        device = self._look_at(placement)
-        rows, changed = [], []
-        for _ in range(count if len(self._seeds) else 0):
-            change = self._change(device)
-            if change:
-                row = placement.copy()
-                for units, target in change:
-                    for unit in units:
-                        row[self._ops[unit]] = target
-                rows.append(row)
-                changed.append(np.concatenate([self._ops[unit] for units, _ in change for unit in units]).tolist())
-        return np.array(rows, np.int32).reshape(-1, len(placement)), changed
-
-    def kicked(self, placement: Ints) -> Ints:
-        """A placement some moves away."""
-        for _ in range(_KICK):
-            rows, _ = self.batch(placement, 1)
-            placement = rows[0] if len(rows) else placement
-        return placement
-
-    def focus(self, ops: NDArray[np.bool_]) -> None:
-        """Change these ops [N] more often than others."""
-        held = np.zeros(self._problem.num_units, np.bool_)
-        held[self._problem.unit[ops]] = True
-        self._focus = np.flatnonzero(held & self._movable)
-
-    def _seed(self) -> int:
-        among = self._focus if len(self._focus) and self._rng.random() < FOCUSED else self._seeds
-        return int(among[self._rng.integers(len(among))])
-
-    def _look_at(self, placement: Ints) -> Ints:
-        """Device by unit; the units at a boundary are the seeds of moves, or all where there is none."""
-        if self._seen is not placement:
-            self._seen, self._device = placement, placement[self._problem.first_of_unit]
-            self._used = np.bincount(self._device, self._resident, self._problem.num_devices)
-            here, there = self._ends
-            at_boundary = np.zeros(self._problem.num_units, np.bool_)
-            at_boundary[here[self._device[here] != self._device[there]]] = True
-            seeds = np.flatnonzero(at_boundary & self._movable)
-            self._seeds = seeds if len(seeds) else np.flatnonzero(self._movable)
-        return self._device
-
-    def _change(self, device: Ints) -> list[tuple[list[int], int]]:
-        rng = self._rng
-        seed = self._seed()
-        scale = int(rng.integers(len(self._groups)))
-        source, target = int(device[seed]), self._target(seed, device)
-        if target == source:
-            return []
-        going = self._part(seed, scale, device, target)
-        if rng.random() < 0.75 and self._fits(going, [], source, target):
-            return [(going, target)]
-        other = int(self._seeds[rng.integers(len(self._seeds))])
-        if device[other] != target or not self._allowed[other, source]:
-            return []
-        coming = self._part(other, scale, device, source)
-        return [(going, target), (coming, source)] if self._fits(going, coming, source, target) else []
-
-    def _target(self, unit: int, device: Ints) -> int:
-        """The device of a neighbour, three times out of four, or any other."""
-        near = self._near[unit]
-        if len(near) and self._rng.random() < 0.75:
-            target = int(device[self._ends[1][near[self._rng.integers(len(near))]]])
-            if self._allowed[unit, target] and target != device[unit]:
-                return target
-        choices = np.flatnonzero(self._allowed[unit])
-        return int(choices[self._rng.integers(len(choices))])
-
-    def _part(self, unit: int, scale: int, device: Ints, target: int) -> list[int]:
-        """What the unit's group has on the unit's device and may have on the target."""
-        group = self._groups[scale]
-        members = group[group.owner[unit]]
-        part: list[int] = members[(device[members] == device[unit]) & self._allowed[members, target]].tolist()
-        return part
-
-    def _fits(self, going: list[int], coming: list[int], source: int, target: int) -> bool:
-        """Whether no device that gains bytes has too many of them."""
-        gain = float(self._resident[going].sum() - self._resident[coming].sum())
-        where, gain = (target, gain) if gain > 0 else (source, -gain)
-        return gain == 0 or bool(self._used[where] + gain <= self._problem.capacity[where])
-
-
-class _Lists:
-    """The positions at which each owner stands."""
-
-    def __init__(self, owner: NDArray[np.integer]) -> None:
-        self.owner = owner
-        self._items = np.argsort(owner, kind="stable")
-        self._start = np.concatenate([[0], np.cumsum(np.bincount(owner))])
-
-    def __getitem__(self, i: int) -> NDArray[np.int64]:
-        if i + 1 >= len(self._start):
-            return self._items[:0]
-        items: NDArray[np.int64] = self._items[self._start[i] : self._start[i + 1]]
-        return items

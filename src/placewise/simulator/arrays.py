@@ -154,21 +154,16 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _build(problem: Problem, order: Ints) -> Arrays:
+    from placewise.simulator import kernel
+
     graph, cluster = problem.graph, problem.cluster
-    n, t = graph.num_ops, graph.num_tensors
-    number = np.empty(n, np.int64)
-    number[order] = np.arange(n)
-    tensor = np.lexsort((np.arange(t), number[graph.tensor_producer])) if t else np.zeros(0, np.int64)
-    new_tensor = np.empty(t, np.int64)
-    new_tensor[tensor] = np.arange(t)
-    edge_tensor, consumer = new_tensor[graph.edge_tensor], number[graph.consumers]
-    by_tensor = np.lexsort((consumer, edge_tensor))
-    by_consumer = np.lexsort((edge_tensor, consumer))
-    stored = graph.is_stored[order]
-    num_inputs = np.bincount(consumer, minlength=n)
+    (output_ptr, outputs), (input_ptr, in_edges) = graph.outputs, graph.in_edges
+    new_output_ptr, tensor, producer, consumer_ptr, consumer, edge_tensor, new_input_ptr, new_inputs = kernel.renumber(
+        order, output_ptr, outputs, graph.consumer_ptr, input_ptr, graph.edge_tensor[in_edges]
+    )
+    num_inputs, stored = np.diff(new_input_ptr), graph.is_stored[order]
     queues = problem.execution.contention == "channel"
     via_ptr, via = (_u32([]), _u32([])) if queues and not cluster.has_shared_channels else channels_of_links(problem)
-    tensor_ptr, consumer_ptr = _pointer(number[graph.tensor_producer], n), _pointer(edge_tensor, t)
     return Arrays(
         op=_u32(order),
         seconds=np.where(np.isfinite(problem.seconds), problem.seconds, 0.0)[order].ravel(),
@@ -176,16 +171,16 @@ def _build(problem: Problem, order: Ints) -> Arrays:
         sources=_u32(np.flatnonzero((num_inputs == 0) & ~stored)),
         stored=_u32(np.flatnonzero(stored)),
         model=_u32(graph.model[order]),
-        tensor_ptr=tensor_ptr,
-        tensor=_u32(tensor),
+        tensor_ptr=new_output_ptr,
+        tensor=tensor,
         bytes=graph.tensor_bytes[tensor],
         consumer_ptr=consumer_ptr,
-        consumer=_u32(consumer[by_tensor]),
-        edge_ptr=consumer_ptr[tensor_ptr],
-        edge_tensor=_u32(edge_tensor[by_tensor]),
-        input_ptr=_pointer(consumer, n),
-        input=_u32(edge_tensor[by_consumer]),
-        producer=_u32(number[graph.tensor_producer][tensor]),
+        consumer=consumer,
+        edge_ptr=consumer_ptr[new_output_ptr],
+        edge_tensor=edge_tensor,
+        input_ptr=new_input_ptr,
+        input=new_inputs,
+        producer=producer,
         resident=graph.resident_bytes[order],
         scratch=graph.scratch[order],
         latency=cluster.latency.ravel(),
@@ -205,8 +200,3 @@ def channels_of_links(problem: Problem) -> tuple[NDArray[np.uint32], NDArray[np.
 
 def _u32(values: Any) -> NDArray[np.uint32]:
     return np.ascontiguousarray(values, dtype=np.uint32)
-
-
-def _pointer(owner: NDArray[np.int64], count: int) -> NDArray[np.uint32]:
-    """CSR row pointers: where each of `count` owners starts in a list sorted by owner."""
-    return _u32(np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=count))]))

@@ -8,8 +8,6 @@ incumbent's value. Values are exact, equal to those of `evaluate` bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,32 +57,21 @@ class Incremental:
         )  # fmt: skip
         return self.value
 
-    def probe(
-        self, placements: NDArray[np.int32], changed: Sequence[Sequence[int]], cutoff: float
-    ) -> NDArray[np.float64]:
-        """[B] values of placements that differ from the current one in the given ops; infinite if not below the cutoff
-        by more than rounding.
+    def probe(self, placements: NDArray[np.int32], cutoff: float) -> NDArray[np.float64]:
+        """[B] values of placements, best of those that differ little from the current one; infinite if not below the
+        cutoff by more than rounding.
         """
-        resume, first = np.empty(len(changed), np.int64), np.empty(len(changed), np.uint64)
-        for b, ops in enumerate(changed):
-            numbers = self._number[np.asarray(ops, np.int64)]
-            resume[b] = self._last_checkpoint_before(numbers)
-            first[b] = numbers.max(initial=-1) + 1
+        from placewise.simulator import kernel
+
+        resume, first = np.full(len(placements), -1), np.zeros(len(placements), np.uint64)
+        a = self._arrays
+        kernel.where_to_resume(
+            placements, self.placement, self._number, a.input_ptr, a.input, a.producer, self._part.sequence,
+            self._spacing if self._resumes else 0, resume, first,
+        )  # fmt: skip
         values = np.empty(len(placements))
         limit = cutoff * (1 - 1e-12)  # a device that is never idle meets the cutoff only up to rounding
         part = self._part._replace(cutoff=limit, tail=self._tail, tail_from=first, resume=resume)
         self._prober.run(placements, values, part=part)
         values[values >= limit] = np.inf
         return values
-
-    def _last_checkpoint_before(self, numbers: NDArray[np.int64]) -> int:
-        """The last checkpoint at which none of the ops had an input booked; -1 = none."""
-        if not self._resumes or not len(numbers):
-            return -1
-        a, first = self._arrays, self.problem.num_ops
-        for i in numbers.tolist():
-            inputs = a.input[a.input_ptr[i] : a.input_ptr[i + 1]]
-            if not len(inputs):
-                return -1
-            first = min(first, int(self._part.sequence[a.producer[inputs]].min()))
-        return first // self._spacing

@@ -724,6 +724,66 @@ def tails(op, seconds, tensor_ptr, size, consumer_ptr, consumer, latency, per_by
 
 
 @njit(cache=True, nogil=True)
+def renumber(order, output_ptr, outputs, consumer_ptr, input_ptr, inputs):
+    """The graph's lists when ops are numbered by their place in `order` and tensors by their producers'.
+
+    Consumers of a tensor and inputs of an op then come in the order of their new numbers.
+    """
+    n, num_tensors, num_edges = len(order), len(outputs), len(inputs)
+    new_output_ptr, new_input_ptr = np.zeros(n + 1, np.uint32), np.zeros(n + 1, np.uint32)
+    tensor, producer = np.empty(num_tensors, np.uint32), np.empty(num_tensors, np.uint32)
+    new_consumer_ptr, new_tensor = np.zeros(num_tensors + 1, np.uint32), np.empty(num_tensors, np.uint32)
+    consumer, edge_tensor = np.empty(num_edges, np.uint32), np.empty(num_edges, np.uint32)
+    new_inputs, filled = np.empty(num_edges, np.uint32), np.zeros(max(n, num_tensors), np.int64)
+    k = 0
+    for i in range(n):
+        op = order[i]
+        for j in range(output_ptr[op], output_ptr[op + 1]):
+            t = outputs[j]
+            tensor[k], producer[k], new_tensor[t] = t, i, k
+            new_consumer_ptr[k + 1] = new_consumer_ptr[k] + np.uint32(consumer_ptr[t + 1] - consumer_ptr[t])
+            k += 1
+        new_output_ptr[i + 1] = k
+        new_input_ptr[i + 1] = new_input_ptr[i] + np.uint32(input_ptr[op + 1] - input_ptr[op])
+    for i in range(n):
+        op = order[i]
+        for j in range(input_ptr[op], input_ptr[op + 1]):
+            k = new_tensor[inputs[j]]
+            consumer[new_consumer_ptr[k] + filled[k]] = i
+            filled[k] += 1
+    for i in range(n):
+        filled[i] = 0
+    for k in range(num_tensors):
+        for e in range(new_consumer_ptr[k], new_consumer_ptr[k + 1]):
+            i = consumer[e]
+            edge_tensor[e] = k
+            new_inputs[new_input_ptr[i] + filled[i]] = k
+            filled[i] += 1
+    return new_output_ptr, tensor, producer, new_consumer_ptr, consumer, edge_tensor, new_input_ptr, new_inputs
+
+
+@njit(cache=True, nogil=True)
+def where_to_resume(rows, current, number, input_ptr, inputs, producer, sequence, spacing, resume, first):
+    """For each row, the last checkpoint of the current placement at which no op that the row changes had an input
+    booked (-1: none; always if the spacing is 0), and the number after the last of these ops.
+
+    Checkpoints are `spacing` completions apart; `sequence` [N] is how many were before each op's.
+    """
+    for b in range(len(rows)):
+        earliest, last = len(current), -1
+        for i in range(len(current)):
+            if rows[b, i] != current[i]:
+                changed = number[i]
+                last = max(last, changed)
+                if input_ptr[changed] == input_ptr[changed + 1]:
+                    earliest = -1
+                for j in range(input_ptr[changed], input_ptr[changed + 1]):
+                    earliest = min(earliest, np.int64(sequence[producer[inputs[j]]]))
+        first[b] = last + 1
+        resume[b] = earliest // spacing if spacing > 0 and last >= 0 and earliest >= 0 else -1
+
+
+@njit(cache=True, nogil=True)
 def run_sequential(
     op, seconds, stored, model, tensor_ptr, size, consumer_ptr, consumer, input_ptr, inputs, producer, resident,
     scratch, latency, per_byte, num_devices, num_models, room, rows, per_edge, values, peaks,

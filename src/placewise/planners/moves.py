@@ -82,8 +82,8 @@ class UnitMoves(_Units):
 
     def batch(self, placement: Ints, count: int) -> Rows:
         """Up to `count` changed placements [B, N]."""
-        device = placement[self._first].astype(np.int32)
-        return self._propose(placement, count, self._used(device), np.array(self._problem.capacity), pieces=False)
+        used = self._used(placement[self._first])
+        return self._propose(placement, count, used, np.array(self._problem.capacity), pieces=False)
 
     def kicked(self, placement: Ints) -> Ints:
         """A placement some moves of pieces away, whether or not they fit."""
@@ -98,9 +98,7 @@ class UnitMoves(_Units):
     ) -> Rows:
         rows = np.repeat(placement[None].astype(np.int32), count if len(self._movable) else 0, axis=0)
         device = placement[self._first].astype(np.int32)
-        made = _unit_moves(
-            self._seed(), pieces, rows, device, self._movable, self._focus, used, capacity, *self._given
-        )  # fmt: skip
+        made = _unit_moves(self._seed(), pieces, rows, device, self._movable, self._focus, used, capacity, *self._given)
         return rows[:made]
 
 

@@ -13,9 +13,9 @@ from placewise.costs import Costs
 from placewise.driver import plan
 from placewise.errors import NoFeasiblePlan
 from placewise.problem import Execution, Problem
-from placewise.simulator import bounds
+from placewise.simulator import bounds, evaluate
 from placewise.simulator.bounds import lower_bound, made_of
-from problems import problem_of, random_problem, renumbered
+from problems import problem_of, random_placement, random_problem, renumbered
 
 SETTINGS = [
     ("latency", "parallel"), ("latency", "sequential"), ("throughput", "parallel"),
@@ -55,6 +55,27 @@ def test_no_order_beats_the_bound(objective):
         rng = np.random.default_rng(seed)
         problem = small_problem(rng, objective=objective, max_ops=5, max_devices=2, integers=seed % 2 == 0)
         assert lower_bound(problem).value <= brute_force_orders(problem)[0], seed
+
+
+@pytest.mark.parametrize("concurrency", ["parallel", "sequential", "slots"])
+def test_no_placement_beats_the_bound_where_memory_just_suffices(concurrency):
+    """Each device has what some placement holds there, to the byte; times may be next to nothing beside transfers."""
+    feasible = 0
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        problem = small_problem(rng, objective="latency", max_ops=6, integers=seed % 2 == 0)
+        memory = "static" if concurrency == "slots" else problem.execution.memory
+        problem = replace(
+            problem, execution=replace(problem.execution, concurrency=concurrency, memory=memory), contiguous=False,
+            costs=Costs.create(problem.costs.seconds * float(rng.choice([1.0, 1e-9]))), max_devices=None,
+        )  # fmt: skip
+        peak = evaluate(problem, random_placement(rng, problem)).peak[0]
+        names = problem.cluster.device_names
+        problem = replace(problem, cluster=problem.cluster.with_memory(dict(zip(names, peak.tolist(), strict=True))))
+        best = brute_force(problem)[0]
+        assert lower_bound(problem).value <= best, seed
+        feasible += math.isfinite(best)
+    assert feasible > 35
 
 
 # ---- where the best is known -----------------------------------------------------------------------------------------

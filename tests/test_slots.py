@@ -301,6 +301,15 @@ def test_no_plan_beats_pieces_that_fit_and_are_cut_out_whole(slots):
     assert met > 4  # so that a bound that is a little too high would have been noticed
 
 
+@pytest.mark.parametrize("size", [1.1, 1.3, 1.7, 1.9, 3.3])
+def test_a_tensor_that_is_not_sent_leaves_no_rounding_behind(size):
+    """1.7 s come and go again, and of 1 ns more is left than there was. One device is too small, so pieces count."""
+    problem = problem_of(
+        [[0.0, 0.0], [1e-9, 1e-9]], [(0, 1)], sizes=[size, 0.0], resident=[0.0, 5.0], memory=[9.0, 4.0], execution=SLOTS
+    )
+    assert lower_bound(problem).value <= brute_force(problem)[0] == 1e-9
+
+
 def test_what_two_joints_share_all_between_them_shares():
     """Four branches of 1 s and 2 bytes between two ops; one byte too many for one piece."""
     edges = [(0, i) for i in (1, 2, 3, 4)] + [(i, 5) for i in (1, 2, 3, 4)]

@@ -2,9 +2,9 @@
 
 In round 1 the times are guesses; each later one has what the rounds before it measured. "off" is how far the measured
 time is from the predicted one, in each round; the other figures are of the last. "alone" puts
-all ops on one device, "split" is what `auto` finds, "random" a placement by chance.
+all ops on one device, "split" is what `auto` finds, "random" a placement by chance. Each device has one thread.
 
-python bench/verify.py
+python bench/verify.py --batch 8
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 
-from harness import main
+from harness import main, progress
 from placewise import Budget, Device, Problem, engines, full_mesh, plan, zoo
+from placewise.importers import pt2
+from placewise.measure.pytorch import materialised
 from placewise.plans import Plan
 from placewise.simulator import simulate
 from placewise.verify import verify
@@ -32,21 +36,32 @@ BOX = full_mesh(
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         os.environ["PLACEWISE_PROFILES"] = folder
-        return [row for model in args.models or MODELS for row in _loop(model, args)]
+        return [row for name in args.models or MODELS for row in _loop(name, Path(folder), args)]
 
 
-def _loop(model: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    graph = zoo.load(model).collapse_parameters().graph
+def _loop(name: str, folder: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    model = str(_exported(name, args.batch, folder)) if args.batch else name
+    graph = (pt2.load(model, name) if args.batch else zoo.load(name)).collapse_parameters().graph
     for way in ("alone", "split", "random"):
         clusters, offs = [BOX], []
         for _ in range(args.rounds):
             made = _planned(engines.get(args.engine).fit(Problem(graph, clusters[-1])), way)
             seen = verify(made, model, engine=args.engine, seconds=args.seconds, keep=clusters.append)
             offs.append(seen.placed.seconds / seen.predicted - 1)
+            progress(f"{name}, {way}: {offs[-1]:+.0%}")
         yield {
-            "model": model, "placement": way, "predicted ms": round(1e3 * seen.predicted, 1),
+            "model": name, "placement": way, "predicted ms": round(1e3 * seen.predicted, 1),
             "measured ms": round(1e3 * seen.placed.seconds, 1), "plain ms": round(1e3 * seen.plain.seconds, 1),
         } | {f"off {i}": f"{off:+.0%}" for i, off in enumerate(offs, 1)}  # fmt: skip
+
+
+def _exported(name: str, batch: int, folder: Path) -> Path:
+    """A model of the zoo with fewer images or texts."""
+    module, args = zoo.module(name)
+    steps_first = zoo.MODELS[name].code.partition(".")[0] in ("rnnlm", "nmt", "gnmt")
+    module, args = materialised(module, tuple(arg[:, :batch] if steps_first else arg[:batch] for arg in args), "cpu")
+    torch.export.save(torch.export.export(module, args), folder / f"{name}.pt2")
+    return folder / f"{name}.pt2"
 
 
 def _planned(problem: Problem, way: str) -> Plan:
@@ -61,6 +76,7 @@ def _planned(problem: Problem, way: str) -> Plan:
 if __name__ == "__main__":
     settings = {
         "models": {"nargs": "*", "help": "of the zoo"},
+        "batch": {"type": int, "default": 0, "help": "images or texts; 0 = as many as in the zoo"},
         "engine": {"default": "torch"},
         "rounds": {"type": int, "default": 3},
         "seconds": {"type": float, "default": 3.0, "help": "of measuring, for each verification"},

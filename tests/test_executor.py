@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 
 import numpy as np
@@ -207,8 +208,57 @@ def test_weights_that_live_elsewhere_are_fetched_ahead():
     with found.apply(module, args) as placed, torch.no_grad():
         equal(placed(*args), module(*args))
         (script,) = placed._scripts
-        early = {at: len(nodes) for at, nodes in script._fetches(placed._layout.calls(0))[1].items()}
-    assert early == {-1: 4, 0: 2, 1: 2, 2: 2}  # two layers at once, then one more as each is through
+        fetches = script._fetches(placed._layout.calls(0))[1]
+    early = {after: [reader for reader, _ in weights] for after, weights in fetches.items()}
+    # Weight and bias of two layers at once; those of one more when a layer is through, with the next one under way.
+    assert early == {-1: [-1] * 4, 1: [0] * 2, 2: [1] * 2, 3: [2] * 2}
+
+
+def test_no_more_weights_are_on_their_way_than_are_prefetched():
+    """A device that lets the host run ahead, as GPUs do: the host must wait for it before it fetches more."""
+    module, args = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9))).eval(), (torch.randn(2, 8),)
+    graph = from_torch(module, args)
+    placement = np.where(graph.is_stored, 1, 0).astype(np.int32)
+    with Plan(Problem(graph, logical(2)), placement, None, 1.0, 0.0, "hand", "0").apply(module, args) as placed:
+        (script,) = placed._scripts
+        names, run = script._names, {"made": 0, "through": 0, "weights": 0}
+        most = 0
+
+        def mark():
+            run["made"] += 1
+            return run["made"]
+
+        def begin(value):
+            nonlocal most
+            run["weights"] += isinstance(value, nn.Parameter)
+            most = max(most, run["weights"] // 2 - run["through"])
+            return value
+
+        kept = {name: names[name] for name in ("mark", "passed", "begin")}
+        names |= {"mark": mark, "begin": begin, "passed": lambda mark: run.update(through=max(run["through"], mark))}
+        with torch.no_grad():
+            equal(placed(*args), module(*args))
+        names |= kept
+    assert run["weights"] == 2 * 9
+    assert most == placed._layout.prefetch == 2
+
+
+def test_what_all_have_read_is_let_go():
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    found = plan_of(module, args, kwargs, 3, seed=2)
+    with found.apply(module, args, kwargs) as placed, torch.no_grad():
+        _, run = placed._run(placed._scripts, args, kwargs)
+        assert placed._layout.crossing
+        assert all(run.slots[slot] is None for slot in placed._layout.crossing)
+
+
+def test_a_device_is_no_faster_for_another_that_has_no_work():
+    module, args = nn.Linear(4, 4), (torch.randn(2, 4),)
+    graph = from_torch(module, args).collapse_parameters().graph
+    alone = Plan(Problem(graph, logical(2)), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+    with alone.apply(module, args) as placed:
+        (worker,) = placed._workers
+        assert worker._threads == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def test_a_clock_at_each_op_says_what_ran_where():
@@ -316,8 +366,9 @@ def test_a_run_for_verify(tmp_path):
         assert set(run.busy()) == {"d0", "d1"}
         assert run.peak() == {}
         assert run.links() == {("d0", "d1"): True, ("d1", "d0"): True}
-        signatures = {signature for _, signature, _ in run.times()}
-        assert signatures == {s for s, k in zip(graph.op_signatures, graph.op_kinds, strict=True) if k != "input"}
+        signatures = {s for s, k in zip(graph.op_signatures, graph.op_kinds, strict=True) if k != "input"}
+        seen = {(device, signature) for device, signature, _ in run.times()}
+        assert seen == {(device, s) for device in ("d0", "d1") for s in signatures}  # both are the same hardware
     assert not threads_of_placewise()
     told = json.loads(engine.export(found))
     assert told["devices"] == {"d0": "cpu", "d1": "cpu"}

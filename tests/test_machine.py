@@ -1,6 +1,7 @@
 """What `placewise devices` finds: on this machine, and on machines made of files and fakes."""
 
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -384,3 +385,35 @@ def test_the_file_says_what_when_and_with_what(tmp_path):
     assert box.devices[0].flops == {"default": 1.5e12, "bfloat16": 3e15}
     assert (box.links[0].bandwidth, box.links[0].latency) == (25e9, pytest.approx(9e-6))
     assert box.links[1].via == ("a b",)
+
+
+# ---- memory that is kept ---------------------------------------------------------------------------------------------
+
+AGAIN = """
+import resource, sys, threading
+import numpy as np
+from placewise.machine import keep_memory
+if sys.argv[1] == "kept":
+    keep_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(96 * 2**20, np.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def work():
+    faults()
+    print(faults())
+worker = threading.Thread(target=work)
+worker.start()
+worker.join()
+work()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+def test_memory_that_is_freed_is_kept_for_large_tensors_of_all_threads():
+    found = {}
+    for way in ("kept", "usual"):
+        ran = subprocess.run([sys.executable, "-c", AGAIN, way], capture_output=True, text=True, check=True)
+        found[way] = [int(line) for line in ran.stdout.split()]
+    assert max(found["kept"]) < 100  # page faults
+    assert min(found["usual"]) > 10 * max(*found["kept"], 1)

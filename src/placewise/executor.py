@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from torch.utils import _pytree
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
 from placewise.graph import Graph
 from placewise.importers import torch_export
+from placewise.machine import keep_memory
 from placewise.plans import Plan
 from placewise.ports import Port, port, torch_devices
 
@@ -60,10 +61,13 @@ def placed(
     """The module, to be called as before with arguments of the same shapes, run as the plan says.
 
     `devices` says what the cluster's devices are to torch: by default a CPU is "cpu" and GPUs are "cuda:0" and so on.
-    Several may be "cpu"; each of them has `threads`, by default an equal share of the cores. Weights move to the device
-    that reads them: the module itself is changed.
+    Several may be "cpu"; each of them has `threads`, by default an equal share of the cores, whether the plan uses all
+    of them or not. Weights move to the device that reads them: the module itself is changed. With a CPU among the
+    devices, the process keeps memory that is freed (`machine.keep_memory`).
     """
     homes = torch_devices(plan, devices or {})
+    if any(homes[d].type == "cpu" for d in plan.placement.tolist()):
+        keep_memory()
     without = next((name for name, tensor in module.named_parameters() if tensor.is_meta), None)
     if without is not None:
         raise InvalidInput(f"the module has no values to run with: {without} is on the meta device")
@@ -100,7 +104,7 @@ class PlacedModule(nn.Module):
     def __init__(self, module: nn.Module, layout: _Layout, homes: Sequence[torch.device], threads: int | None) -> None:
         super().__init__()
         self.module, self._layout = module, layout
-        on_cpu = sum(homes[d].type == "cpu" for d in layout.used)
+        on_cpu = sum(home.type == "cpu" for home in homes)  # a device is no faster for another's having no work
         each = threads or max(1, len(os.sched_getaffinity(0)) // max(1, on_cpu))
         self._sources = [_source(spec, module, layout, homes) for spec in layout.program.graph_signature.input_specs]
         self._ports = {d: port(homes[d]) for d in layout.used}
@@ -230,21 +234,23 @@ class _Layout:
         self.used = sorted({self.where[node] for node in nodes if node.op == "call_function"})
         _check_writes(nodes, self.where, self.names)
         self._ordered = _ordered(plan, nodes, op, len(self.used))
-        #: Slots of what one device makes and another reads.
-        self.crossing = frozenset(self.slot[node] for node in self._ordered if self._elsewhere(node))
+        #: Slots of what one device makes and others read, and how many others.
+        self.crossing = {
+            self.slot[node]: len(readers) for node in self._ordered if (readers := self.readers_elsewhere(node))
+        }
         self.arguments = set(program.graph_signature.user_inputs)
         #: Weights that another device than their home reads.
         self.streamed = {
-            node for name, node in self.inputs.items() if name not in self.arguments and self._elsewhere(node)
+            node for name, node in self.inputs.items() if name not in self.arguments and self.readers_elsewhere(node)
         }
 
     def calls(self, device: int) -> list[Node]:
         """What a device runs, in order."""
         return [node for node in self._ordered if self.where[node] == device]
 
-    def _elsewhere(self, node: Node) -> bool:
-        home = self.where[node]
-        return any(self.where.get(user, home) != home for user in node.users)
+    def readers_elsewhere(self, node: Node) -> set[int]:
+        """Other devices that read what a node makes."""
+        return {self.where[user] for user in node.users if user in self.where} - {self.where[node]}
 
 
 def _matched(plan: Plan, reading: torch_export.Reading) -> dict[str, int]:
@@ -354,13 +360,15 @@ class _Script:
         self._slot = layout.slot
         self._names: dict[str, Any] = {
             "give": opening.give, "begin": opening.begin, "end": opening.end, "device": opening.device,
+            "mark": opening.mark, "passed": opening.passed,
             "clock": _stamp if opening.device.type == "cuda" else time.perf_counter, "on": _device_of,
         }  # fmt: skip
         self._layout, self._device = layout, device
         mine = layout.calls(device)
         turn = {node: position for position, node in enumerate(mine)}
         fetched, early = self._fetches(mine)
-        lines: list[str] = [line for node in early.get(-1, ()) for line in self._begin(node)]
+        marked = {reader for fetches in early.values() for reader, _ in fetches}
+        lines: list[str] = [line for _, node in early.get(-1, ()) for line in self._begin(node)]
         held: set[Node] = set()
         for position, node in enumerate(mine):
             for arg in node.all_input_nodes:
@@ -386,8 +394,7 @@ class _Script:
             call = f"v{i} = f{i}({', '.join(inside)})"
             lines += ["t = clock()", call, f"notes.append(({i}, t, clock(), on(v{i})))"] if timed else [call]
             if i in layout.crossing:
-                readers = {layout.where[user] for user in node.users if user in layout.where} - {device}
-                to_host = any(homes[reader].type == "cpu" for reader in readers)
+                to_host = any(homes[reader].type == "cpu" for reader in layout.readers_elsewhere(node))
                 lines += [f"slots[{i}] = give(v{i}, {to_host})", f"ready[{i}].release()"]
             if any(user.op == "output" for user in node.users):
                 lines.append(f"results[{node.name!r}] = v{i}")
@@ -395,18 +402,22 @@ class _Script:
             for arg in (*node.all_input_nodes, node):
                 if all(turn.get(user, -1) <= position for user in arg.users):
                     lines.append(f"v{layout.slot[arg]} = None")
-            lines += [line for later in early.get(position, ()) for line in self._begin(later)]
+            lines += [f"m{position} = mark()"] if position in marked else []
+            for reader, later in early.get(position, ()):
+                lines += [f"passed(m{reader})", *self._begin(later)]
         body = "\n    ".join(lines) or "pass"
-        exec(f"def run(slots, results, ready, wait, notes):\n    {body}\n", self._names)
+        exec(f"def run(slots, results, ready, take, notes):\n    {body}\n", self._names)
         self.function: Callable[..., None] = self._names["run"]
 
-    def _fetches(self, mine: Sequence[Node]) -> tuple[set[Node], dict[int, list[Node]]]:
+    def _fetches(self, mine: Sequence[Node]) -> tuple[set[Node], dict[int, list[tuple[int, Node]]]]:
         """Weights that are fetched for each run, and those whose fetch begins after each call (-1: at once).
 
-        As in the simulation: for the k-th call that reads such weights when the one `prefetch` before it is through.
+        As in the simulation: for the k-th call that reads such weights when the one `prefetch` before it, which is
+        named beside them, is through. The host waits for that, or it would have all of them on their way at once; so
+        that the device has work meanwhile, one call more is under way by then, if there is one.
         """
         fetched: set[Node] = set()
-        early: dict[int, list[Node]] = {}
+        early: dict[int, list[tuple[int, Node]]] = {}
         readers: list[int] = []
         for position, node in enumerate(mine):
             new = [arg for arg in node.all_input_nodes
@@ -414,15 +425,16 @@ class _Script:
                    and arg not in fetched]  # fmt: skip
             if new:
                 ahead = len(readers) - self._layout.prefetch
-                early.setdefault(readers[ahead] if ahead >= 0 else -1, []).extend(new)
+                reader = readers[ahead] if ahead >= 0 else -1
+                after = min(reader + 1, position - 1) if ahead >= 0 else -1
+                early.setdefault(after, []).extend((reader, weight) for weight in new)
                 readers.append(position)
                 fetched.update(new)
         return fetched, early
 
     def _begin(self, node: Node) -> list[str]:
         i = self._slot[node]
-        waits = [f"wait({i})"] if i in self._layout.crossing else []
-        return [*waits, f"v{i} = begin(slots[{i}])"]
+        return [f"v{i} = begin({f'take({i})' if i in self._layout.crossing else f'slots[{i}]'})"]
 
     def _text(self, value: Any) -> str:
         """An argument as code; what has no short form is passed by a name of its own."""
@@ -459,8 +471,9 @@ def _seconds(began: Any, ended: Any) -> float:
 class _Run:
     """One call of the module."""
 
-    def __init__(self, slots: list[Any], workers: Sequence[_Worker], crossing: Iterable[int]) -> None:
+    def __init__(self, slots: list[Any], workers: Sequence[_Worker], crossing: Mapping[int, int]) -> None:
         self.slots, self._workers = slots, workers
+        self._unread = dict(crossing)  # slot to how many devices have yet to read it
         self.results: dict[str, Any] = {}
         self.notes: list[list[Any]] = [[] for _ in workers]  # of each worker
         #: Held until what crosses is made. Plain locks are a tenth of the cost of events.
@@ -470,14 +483,19 @@ class _Run:
         self.with_gradients = torch.is_grad_enabled()
         self.failure: BaseException | None = None
 
-    def wait(self, slot: int) -> None:
-        """Until another worker has made what is in a slot."""
+    def take(self, slot: int) -> Any:
+        """What another worker makes for a slot, once it is made. The last device to read it empties the slot."""
         lock = self.ready[slot]
         while not lock.acquire(timeout=_LOOK):
             self.check()
+        value = self.slots[slot]
+        self._unread[slot] -= 1
+        if not self._unread[slot]:
+            self.slots[slot] = None
         lock.release()  # for the next who reads it
         if self.failure is not None:
             raise _Aborted
+        return value
 
     def check(self) -> None:
         """A worker that is gone makes nothing more."""
@@ -560,7 +578,7 @@ class _Worker:
                 torch.set_grad_enabled(run.with_gradients),
                 torch.cuda.device(home.index if home.type == "cuda" else -1),
             ):
-                function(run.slots, run.results, run.ready, run.wait, notes)
+                function(run.slots, run.results, run.ready, run.take, notes)
                 self._port.finish()
         except torch.OutOfMemoryError as error:
             run.fail(PlacewiseError(f"{self.name} has not enough memory: {torch_export.first_line(error)}"))

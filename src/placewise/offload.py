@@ -248,6 +248,8 @@ class _Ring:
         _spread(part.weights, self._buffers[part.number % len(self._sizes)])
 
     def start(self) -> None:
+        for slot in range(len(self._sizes)):
+            self._copier.done(slot)  # what used this memory before
         self._ahead()
 
     def acquire(self, part: _Part) -> None:

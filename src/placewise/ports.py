@@ -20,20 +20,25 @@ from placewise.plans import Plan
 
 
 def torch_devices(plan: Plan, given: Mapping[str, str]) -> list[torch.device]:
-    """What each device of the plan's cluster is to torch: as it is given, else "cpu", or "cuda" and a number."""
+    """What each device of the plan's cluster is to torch: as it is given, else "cpu", or "cuda" and a number.
+
+    Other devices that the plan does not use are "meta".
+    """
     cluster, homes = plan.problem.cluster, []
     check_devices(plan, given)
     used = set(plan.placement.tolist())
     for d, device in enumerate(cluster.devices):
         name = given.get(device.name)
         if name is None:
-            name = "cpu" if device.kind == "cpu" or d not in used else f"cuda:{accelerator_number(cluster, d)}"
+            name = "cpu" if device.kind == "cpu" else f"cuda:{accelerator_number(cluster, d)}" if d in used else "meta"
         try:
             homes.append(torch.device(name))
         except RuntimeError as error:
             raise InvalidInput(f"devices: {device.name} = {name!r:.60}: {first_line(error)}") from None
         if d in used:
             _check_present(device.name, homes[d])
+            if homes[d].type == "cuda":  # tensors say which, so this does, too
+                homes[d] = torch.device("cuda", homes[d].index or 0)
     return homes
 
 
@@ -83,6 +88,12 @@ class Port:
     def end(self, coming: Any) -> Any:
         """The value, for the work that follows."""
         return coming
+
+    def mark(self) -> Any:
+        """A mark behind the work so far."""
+
+    def passed(self, mark: Any) -> None:
+        """Wait until the work before a mark is done."""
 
     def finish(self) -> None:
         """Wait for all work of this device."""
@@ -167,6 +178,16 @@ class CudaPort(Port):
         computes.wait_event(coming.arrived)
         coming.value.record_stream(computes)  # it was made on the other stream
         return coming.value
+
+    def mark(self) -> torch.cuda.Event:
+        """In the stream that computes."""
+        made = event()
+        made.record(torch.cuda.current_stream(self.device))
+        return made
+
+    def passed(self, mark: torch.cuda.Event) -> None:
+        """The host waits."""
+        mark.synchronize()
 
     def finish(self) -> None:
         """Wait for all streams."""

@@ -52,7 +52,10 @@ class Run(Protocol):
         """Whether bytes arrive unchanged, for each (from, to) that the plan sends over and the engine can test."""
 
     def times(self) -> Iterable[tuple[str, str, Timing]]:
-        """(device of the cluster, signature, time) of ops as they ran, placed: for profiles of those devices."""
+        """(device of the cluster, signature, time) of ops as they ran, placed: for profiles of those devices.
+
+        A device of the same hardware as the one that ran an op may have its time, too.
+        """
 
 
 #: Writes a model (of the zoo, or a file that the engine reads), cut up as a plan says, to a folder.

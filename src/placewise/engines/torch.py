@@ -54,7 +54,8 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
         if model.endswith(".pt2"):  # the file's weights are not read, so these are whatever memory held
             for tensor in (*module.parameters(), *module.buffers(), *args):
                 tensor.uniform_(0.0, 0.02) if tensor.dtype.is_floating_point else tensor.zero_()
-        alone = next((home for home in homes if home.type == "cuda"), torch.device("cpu"))
+        used = [homes[d] for d in sorted(set(plan.placement.tolist()))]
+        alone = next((home for home in used if home.type == "cuda"), torch.device("cpu"))
         plain = module if alone.type == "cpu" else copy.deepcopy(module).to(alone)
         with plan.apply(module, args, kwargs, devices=devices) as placed:
             yield TorchRun(plan, homes, plain, alone, placed, (args, kwargs))
@@ -149,16 +150,18 @@ class TorchRun:
         return found
 
     def times(self) -> Iterable[tuple[str, str, Timing]]:
-        """Of each op, the median over some runs and over ops with the same signature."""
+        """Of each op, the median over some runs, over ops with the same signature and over devices of one hardware."""
         from placewise.measure import timing_of
 
-        graph = self._plan.problem.graph
+        graph, names = self._plan.problem.graph, self._plan.problem.cluster.device_names
         signature = dict(zip(graph.op_names, graph.op_signatures, strict=True))
+        hardware = dict(zip(names, map(_hardware, self._homes), strict=True))
         seen: dict[tuple[str, str], list[float]] = {}
         for ran in (ran for each in self._measured() for ran in each if signature.get(ran.op)):
-            seen.setdefault((ran.device, signature[ran.op]), []).append(ran.seconds)
-        for (device, of_op), seconds in seen.items():
-            yield device, of_op, timing_of(seconds)
+            seen.setdefault((hardware[ran.device], signature[ran.op]), []).append(ran.seconds)
+        for (alike, of_op), seconds in seen.items():
+            for device in (name for name in names if hardware[name] == alike):
+                yield device, of_op, timing_of(seconds)
 
     def _measured(self) -> list[list[Ran]]:
         import torch
@@ -184,3 +187,10 @@ class TorchRun:
             flat = _pytree.tree_leaves(module(*args, **kwargs))
         tensors = [leaf.cpu() for leaf in flat if isinstance(leaf, torch.Tensor)]
         return [(t.float() if t.dtype in (torch.bfloat16, torch.float8_e4m3fn) else t).numpy() for t in tensors]
+
+
+def _hardware(home: Any) -> str:
+    """What a device of torch is: logical devices of one CPU have equal shares of it."""
+    import torch
+
+    return torch.cuda.get_device_name(home) if home.type == "cuda" else str(home)

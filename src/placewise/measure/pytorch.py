@@ -9,6 +9,7 @@ from typing import Any
 
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import torch_export
+from placewise.machine import keep_memory
 from placewise.measure import Timing, clocked, hardware_name, told
 
 _PER_OP = 0.05  # seconds
@@ -34,6 +35,8 @@ class TorchTarget:
             raise InvalidInput(f"device {device!r:.60}: there are {torch.cuda.device_count()}, counted from cuda:0")
         self.device = device
         on_gpu = self._device.type == "cuda"
+        if not on_gpu:
+            keep_memory()
         self.hardware = torch.cuda.get_device_name(self._device) if on_gpu else hardware_name()
         self.library = f"torch {torch.__version__}"
         self._module, self._inputs = module, (tuple(args), dict(kwargs))

@@ -182,9 +182,17 @@ def test_a_pipeline_follows_speed_and_memory():
     assert found.is_optimal
 
 
-def test_ranks_are_numbered_as_the_plan_has_them():
+def test_ranks_are_numbered_as_the_plan_has_them(capsys):
     found = by_hand("vllm", "llama-3-8b", box(24, 24), lambda piece: 1 - layer_split(9)(piece))
     assert engines.get("vllm").export(found).startswith("CUDA_VISIBLE_DEVICES=1,0 VLLM_PP_LAYER_PARTITION=10,22 ")
+    assert capsys.readouterr().err == ""
+    second = by_hand("vllm", "llama-3-8b", box(24, 24), lambda piece: 1)
+    for plan_of, wanted in ((found, "1,0"), (second, "1")):
+        for name in ("tensorrt-llm", "megatron", "torchtitan", "deepspeed"):  # their formats have no place for it
+            engines.get(name).export(plan_of)
+            assert capsys.readouterr().err.endswith(f"start it with CUDA_VISIBLE_DEVICES={wanted}\n")
+    engines.get("megatron").export(by_hand("vllm", "llama-3-8b", box(24, 24), layer_split(9)))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_plan_that_an_engine_cannot_run_is_refused():

@@ -21,6 +21,7 @@ from placewise.errors import InvalidInput, PlacewiseError
 from placewise.graph import Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
+from placewise.profiles import Profile
 from placewise.quantities import LARGEST
 from placewise.simulator import simulate
 from problems import problem_of, random_problem
@@ -904,8 +905,13 @@ def test_load_problem_from_a_problem_file(problem_file):
     assert files.load_problem(problem_file).digest == small_problem().digest
     with pytest.raises(InvalidInput, match=r"p\.json: already has a cluster: leave the other one out"):
         files.load_problem(problem_file, "four-gpus")
-    with pytest.raises(InvalidInput, match=r"p\.json: is a whole problem"):
-        files.load_problem(problem_file, place_parameters=True)
+
+
+def test_a_problem_file_may_have_weights_apart(problem_file, tmp_path):
+    assert files.load_problem(problem_file, place_parameters=True).digest == small_problem().digest
+    files.save_problem(files.load_problem("alexnet", "pc-24gib"), tmp_path / "together.json")
+    with pytest.raises(InvalidInput, match=r"together\.json: is a problem without ops for weights"):
+        files.load_problem(tmp_path / "together.json", place_parameters=True)
 
 
 def test_load_problem_from_the_zoo():
@@ -998,3 +1004,30 @@ def test_what_is_not_a_regular_file_is_left_alone(tmp_path):
     with pytest.raises(InvalidInput, match="not a regular file"):
         files.write_text(tmp_path / "pipe", "text")
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_profiles_are_named_in_a_cluster_file_that_keeps_its_comments(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path))
+    text = (
+        "# my box\nname: box\ndevices:\n"
+        "  - name: a  # the left one\n    kind: cpu\n    flops: {default: 1GFLOPS}\n    bandwidth: 1GB/s\n"
+        "  - {name: b, kind: cpu, flops: {default: 1GFLOPS}, bandwidth: 1GB/s}\n"
+        "  - {kind: cpu, name: c, profile: old-c, flops: {default: 1GFLOPS}, bandwidth: 1GB/s}\n"
+        "links:\n  - {between: all, bandwidth: 10GB/s, latency: 5us}  # by hand\n"
+    )
+    for name in ("old-c", "of-a", "of-b", "of-c"):
+        files.save_profile(Profile(name, "cpu", "hardware", "library", "2026-11-18"), tmp_path / f"{name}.json.gz")
+    path = tmp_path / "box.yaml"
+    path.write_text(text)
+    cluster = files.load_cluster(path)
+    found = [files.load_profile(f"of-{device.name}") for device in cluster.devices]
+    named = replace(cluster, devices=[replace(d, profile=p) for d, p in zip(cluster.devices, found, strict=True)])
+    files.save_profiles(named, path)
+    wanted = text.replace("one\n", "one\n    profile: of-a\n").replace("{name: b,", "{name: b, profile: of-b,")
+    assert path.read_text() == wanted.replace("old-c", "of-c")
+    assert [device.profile.name for device in files.load_cluster(path).devices] == ["of-a", "of-b", "of-c"]
+    files.save_profiles(named, path)
+    assert path.read_text() == wanted.replace("old-c", "of-c")  # nothing changes
+    other = replace(named, name="another")
+    files.save_profiles(other, path)
+    assert files.load_cluster(path).name == "another"

@@ -340,6 +340,7 @@ def test_accelerate_runs_the_map():
 
 def test_the_page_of_the_docs_runs(run):
     """Its commands with few evaluations instead of seconds, then its Python on the logical devices of a CPU."""
+    import json
     import re
     from pathlib import Path
 
@@ -352,6 +353,8 @@ def test_the_page_of_the_docs_runs(run):
         words = line.replace("--budget 20s", "--evaluations 300").split()
         done = run(*words[1:])
         assert done.code == 0, done.err
+    parts = json.loads(Path("modes.json").read_text()).values()
+    assert {part["compute"] for part in parts} == {"cpu", "gpu0"}
     exec(code.replace("plan.apply(model)", "plan.apply(model, devices={'gpu0': 'cpu'})"), {})
 
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,16 @@ def test_a_plan_that_is_no_pipeline_is_refused(models):
     graph = from_torch(torch.nn.Linear(4, 4), (torch.ones(1, 4),)).collapse_parameters().graph
     with pytest.raises(Unsupported, match="no modules"):
         engines.get("pipelining").fit(Problem(graph, box))
+
+
+def test_processes_are_on_gpus_alone_or_on_cpus_alone(models):
+    by_hand = placed(*models.net(), lambda layer: int(layer > 1))
+    first, second = by_hand.problem.cluster.devices
+    mixed = [replace(first, kind="gpu"), second]
+    problem = replace(by_hand.problem, cluster=replace(by_hand.problem.cluster, devices=mixed))
+    assert engines.get("pipelining").fit(problem).forbidden == ("cpu1",)
+    with pytest.raises(InvalidInput, match="stages on CPUs and on GPUs"):
+        written(replace(by_hand, problem=problem))
 
 
 @pytest.mark.parametrize("model", ["bert-base", "inception-v3", "resnet-50"])

@@ -630,7 +630,7 @@ def verify(
 ) -> None:
     """Run a plan for real: same outputs, each part where it should be, and the predicted time?"""
     from placewise import verify as verification
-    from placewise.files import save_cluster
+    from placewise.files import save_profiles
     from placewise.report.table import describe_verification
 
     if update:
@@ -638,7 +638,7 @@ def verify(
     if not 0 < within < math.inf:
         raise InvalidInput(f"--within {within}: must be a number above zero")
     found = _load(plan)
-    keep = None if update is None else lambda cluster: save_cluster(cluster, update)
+    keep = None if update is None else lambda cluster: save_profiles(cluster, update)
     with terminal.heard(), terminal.working("verifying") as show:
         seen = verification.verify(
             found, model, engine=engine, devices=_pairs(device or [], "--device"), within=within,

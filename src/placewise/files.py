@@ -18,7 +18,7 @@ import secrets
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import import_module, resources
 from io import BufferedReader
@@ -113,8 +113,10 @@ def load_problem(
                 found = Problem(found, box)
     elif cluster is not None:
         raise InvalidInput(f"{model}: already has a cluster: leave the other one out")
-    elif place_parameters:
-        raise InvalidInput(f"{model}: is a whole problem: whether parameters are placed is part of it")
+    elif place_parameters and not found.graph.is_stored.any():
+        raise InvalidInput(
+            f"{model}: is a problem without ops for weights, and weights are to be placed apart: give the model instead"
+        )
 
     changes: dict[str, Any] = {
         "objective": objective, "execution": execution, "pins": pins, "contiguous": contiguous,
@@ -382,6 +384,46 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         if len(text) > MAX_YAML_BYTES:
             raise InvalidInput("the cluster is too large for a cluster file; save a problem with it instead")
     write_text(path, text)
+
+
+def save_profiles(cluster: Cluster, path: str | Path) -> None:
+    """Have a cluster file name the profiles of its devices; the rest of it, comments too, stays as it is.
+
+    A file that is not there, or is of another cluster, is written whole.
+    """
+    with suppress(InvalidInput, OSError):
+        if _cluster_out(load_cluster(path)) == _cluster_out(cluster):
+            text = _with_profiles(_read_text(path, MAX_YAML_BYTES), [device.profile for device in cluster.devices])
+            if text is not None:
+                write_text(path, text)
+                return
+    save_cluster(cluster, path)
+
+
+def _with_profiles(text: str, profiles: Sequence[Profile | None]) -> str | None:
+    """The text of a cluster file with a profile at each device that has one; None if it would not say so."""
+    import yaml
+
+    (entries,) = [value for key, value in yaml.compose(text, yaml.SafeLoader).value if key.value == "devices"]
+    edits: list[tuple[int, int, str]] = []
+    for entry, profile in zip(entries.value, profiles, strict=True):
+        given = {key.value: (key, value) for key, value in entry.value}
+        if profile is None or "name" not in given:
+            continue
+        if "profile" in given:
+            old = given["profile"][1]
+            edits.append((old.start_mark.index, old.end_mark.index, profile.name))
+        elif entry.flow_style:
+            end = given["name"][1].end_mark.index
+            edits.append((end, end, f", profile: {profile.name}"))
+        else:
+            end = text.find("\n", given["name"][1].end_mark.index)
+            end = len(text) if end < 0 else end
+            edits.append((end, end, f"\n{' ' * given['name'][0].start_mark.column}profile: {profile.name}"))
+    for begin, end, inserted in sorted(edits, reverse=True):
+        text = text[:begin] + inserted + text[end:]
+    told = [entry.get("profile") for entry in yaml.safe_load(text)["devices"]]
+    return text if told == [profile and profile.name for profile in profiles] else None
 
 
 def _build_cluster(data: ClusterData, folder: Path = Path()) -> Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from placewise.engines import engine
-from placewise.engines.ranks import ranks, whole_layers
+from placewise.engines.ranks import note_visible, ranks, whole_layers
 from placewise.plans import Plan
 
 _CODE = '''\
@@ -34,7 +34,9 @@ def deepspeed(plan: Plan) -> str:
 
     `_partition_layers` asks `partition_uniform` for the bounds (deepspeed/runtime/pipe/module.py, 0.19).
     """
-    sizes = [len(stage.layers) for stage in ranks(plan, "deepspeed")]
+    stages = ranks(plan, "deepspeed")
+    note_visible(plan, stages)
+    sizes = [len(stage.layers) for stage in stages]
     bounds = [0, *accumulate(sizes)]
     bounds = [0, *(bound + 1 for bound in bounds[1:-1]), bounds[-1] + 2]  # embedding before, norm and head after
     return _CODE.format(layers=sum(sizes), bounds=bounds, stages=len(sizes))

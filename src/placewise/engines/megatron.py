@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from placewise.engines import engine
-from placewise.engines.ranks import ranks, whole_layers
+from placewise.engines.ranks import note_visible, ranks, whole_layers
 from placewise.plans import Plan
 
 
@@ -13,6 +13,8 @@ def megatron(plan: Plan) -> str:
 
     `PipelineParallelLayerLayout` reads it (megatron/core/transformer/pipeline_parallel_layer_layout.py, 0.19.2).
     """
-    parts = [f"t*{len(stage.layers)}" for stage in ranks(plan, "megatron")]
+    stages = ranks(plan, "megatron")
+    note_visible(plan, stages)
+    parts = [f"t*{len(stage.layers)}" for stage in stages]
     layout = "E" + "|".join(parts) + ",L"
     return f'--pipeline-model-parallel-size {len(parts)} --pipeline-model-parallel-layout "{layout}"\n'

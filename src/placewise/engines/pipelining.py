@@ -29,11 +29,19 @@ MICROBATCHES = {microbatches}
 
 
 def whole_modules(problem: Problem) -> Problem:
-    """Modules stay whole (layers, and what stands beside them), and each device has consecutive ones."""
+    """Modules stay whole (layers, and what stands beside them), and each device has consecutive ones.
+
+    Processes send to each other by one backend, NCCL or gloo, so stages are on GPUs alone, or on CPUs where there is
+    none.
+    """
     found = pieces(problem.graph)
     if len(found.names) < 2:
         raise Unsupported(f"{problem.graph.name!r:.60} has no modules that a pipeline could be cut between")
-    return replace(together(problem, found.of_op), contiguous=True)
+    devices = problem.cluster.devices
+    kind = "gpu" if any(device.kind == "gpu" for device in devices) else "cpu"
+    others = (device.name for device in devices if device.kind != kind)
+    forbidden = tuple(dict.fromkeys((*problem.forbidden, *others)))
+    return replace(together(problem, found.of_op), contiguous=True, forbidden=forbidden)
 
 
 @engine("pipelining", fit=whole_modules)
@@ -59,6 +67,9 @@ def pipelining(plan: Plan) -> str:
     if rest or places != order * rounds:
         raise InvalidInput("the plan comes back to a device before it was on all: plan with `--engine pipelining`")
     cluster, execution = plan.problem.cluster, plan.problem.execution
+    if len({cluster.devices[d].kind for d in order}) > 1:
+        raise InvalidInput("the plan has stages on CPUs and on GPUs, which no backend connects: "
+                           "plan with `--engine pipelining`")  # fmt: skip
     homes = ["cpu" if cluster.devices[d].kind == "cpu" else f"cuda:{accelerator_number(cluster, d)}" for d in order]
     settings = _SETTINGS.format(
         stages="".join(f"    {json.dumps(stage)},\n" for stage in stages),

@@ -6,6 +6,7 @@ is one accelerator; ranks without layers are left out.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -84,6 +85,13 @@ def visible(plan: Plan, stages: list[Rank]) -> str:
     """The setting that makes CUDA number the accelerators as the ranks are."""
     numbers = (str(accelerator_number(plan.problem.cluster, stage.device)) for stage in stages)
     return f"CUDA_VISIBLE_DEVICES={','.join(numbers)}"
+
+
+def note_visible(plan: Plan, stages: list[Rank]) -> None:
+    """Say it, where what is exported has no place for it."""
+    wanted, usual = visible(plan, stages), ",".join(map(str, range(len(stages))))
+    if wanted != f"CUDA_VISIBLE_DEVICES={usual}":
+        print(f"note: ranks are numbered along the layers: start it with {wanted}", file=sys.stderr)
 
 
 def _layered(problem: Problem) -> Pieces:

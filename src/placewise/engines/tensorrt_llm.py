@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from placewise.engines import engine
-from placewise.engines.ranks import ranks, whole_layers
+from placewise.engines.ranks import note_visible, ranks, whole_layers
 from placewise.plans import Plan
 
 
@@ -11,5 +11,6 @@ from placewise.plans import Plan
 def tensorrt_llm(plan: Plan) -> str:
     """YAML with pp_partition, for the LLM API or `trtllm-serve --extra_llm_api_options` (since November 2025)."""
     stages = ranks(plan, "tensorrt-llm")
+    note_visible(plan, stages)
     layers = ", ".join(str(len(stage.layers)) for stage in stages)
     return f"pipeline_parallel_size: {len(stages)}\npp_partition: [{layers}]\n"

@@ -46,8 +46,8 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
     require("torch", "torch")
     from placewise.ports import torch_devices
 
-    homes = torch_devices(plan, devices)
     module, args, kwargs, name = runnable(model)
+    homes = torch_devices(plan, devices)
     with told(f"{name}: cannot be run as the plan says"), torch.no_grad():
         torch.manual_seed(0)
         module, (args, kwargs) = materialised(module, (args, kwargs), torch.device("cpu"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from placewise.engines import engine
-from placewise.engines.ranks import ranks, whole_layers
+from placewise.engines.ranks import note_visible, ranks, whole_layers
 from placewise.plans import Plan
 
 
@@ -16,7 +16,9 @@ def torchtitan(plan: Plan) -> str:
     In 0.2 the same settings were TOML, and the head was called "output" (torchtitan/distributed/pipeline_parallel.py,
     `_generate_llm_fqn_per_model_part` in 0.3.0 and `generate_llm_fqn_per_model_part` in 0.2.2).
     """
-    stages = [[f"layers.{number}" for number in stage.layers] for stage in ranks(plan, "torchtitan")]
+    found = ranks(plan, "torchtitan")
+    note_visible(plan, found)
+    stages = [[f"layers.{number}" for number in stage.layers] for stage in found]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "lm_head"]
     rows = "".join(f"        {json.dumps(stage)},\n" for stage in stages)

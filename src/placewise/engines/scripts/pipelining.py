@@ -183,6 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(options.device or DEVICES[rank])
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         sys.exit(f"process {rank} is to use {device}, and there are {torch.cuda.device_count()} here: see --device")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # else NCCL and all contexts are on the first
     sys.path.insert(0, os.getcwd())
     file, _, function = options.model.partition(":")
     torch.manual_seed(0)

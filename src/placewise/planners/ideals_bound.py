@@ -14,8 +14,8 @@ than its price. A stage within a limit makes at most
   more than they and their transfers cost at that price. That again is a minimum cut.
 
 If no chain of boxes, each stage on devices of its own, makes as much as all nodes are worth, no pipeline keeps the
-limit. Cuts are computed only where a chain may pass, and boxes where one passes are divided, those with most open nodes
-first, until there is none. Then the limit is raised.
+limit. Cuts are computed only where a chain may pass, and boxes that the best chain passes are divided, until there is
+none. Then the limit is raised.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ Flags = NDArray[np.bool_]
 _MOST_BOXES: Final = 128
 _CANDIDATES: Final = 1024  # nodes that may divide a box: those with most work
 _SLACK: Final = 1e-9  # relative; more than rounding amounts to
-_STEP: Final = 0.003  # relative; by which the limit is raised
+_STEP: Final = 0.005  # relative; by which the limit is raised
 _FINEST: Final = 5e-4  # relative; of the bound
-_HALVINGS: Final = 4  # of a price
-_AT_ONCE: Final = 4  # boxes that are divided
+_HALVINGS: Final = 3  # of a price
 _MOST_CUTS: Final = 50  # between two looks at the clock
 _LITTLE: Final = 0.02  # of a limit; boxes with less in them are not divided
 _NEVER: Final = 1e30  # seconds of what may not run
@@ -179,7 +178,7 @@ class Boxes:
         """Divide some of the boxes by a node each, which has about as much open work above as below."""
         open_worth = {b: float(self._worth[~self._has[b] & ~self._lacks[b]].sum()) for b in boxes}
         divided = False
-        for box in sorted(open_worth, key=lambda b: -open_worth[b])[:_AT_ONCE]:
+        for box in sorted(open_worth, key=lambda b: -open_worth[b]):
             if self.count >= _MOST_BOXES:
                 break
             free = np.where(~self._has[box] & ~self._lacks[box], self._worth, 0.0)

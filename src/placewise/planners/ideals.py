@@ -132,7 +132,7 @@ def _part_by_part(problem: Problem, ctx: Context) -> None:
         stages = below(stages_of(part), ctx.best_value).unchained()
         if looked > _MOST_PARTS or ctx.should_stop() or math.prod(n + 1 for n in digits(stages)) > _MOST_SETS:
             return
-        ctx.spend(1)
+        ctx.spend(min(stages.num_nodes, ctx.evaluations_left))  # about as long
         try:
             search = Search(stages, ctx.best_value, None, problem.max_devices, ctx, _FEW_LOOKS)
             found = search.decide(ctx.best_value * (1 - CLOSE))

@@ -41,6 +41,7 @@ _STEP: Final = 0.005  # relative; by which the limit is raised
 _FINEST: Final = 5e-4  # relative; of the bound
 _HALVINGS: Final = 3  # of a price
 _MOST_CUTS: Final = 50  # between two looks at the clock
+_WORTH: Final = 100  # evaluations, that a look at chains and boxes is about as long as
 _LITTLE: Final = 0.02  # of a limit; boxes with less in them are not divided
 _NEVER: Final = 1e30  # seconds of what may not run
 
@@ -53,7 +54,7 @@ def raise_bound(stages: Stages, ctx: Context, most_devices: int | None, share: f
     while low > 0.0 and limit < ctx.best_value and ctx.seconds < until and ctx.evaluations_left >= spare:
         if ctx.should_stop():
             break
-        ctx.spend(1)
+        ctx.spend(min(_WORTH, ctx.evaluations_left))
         if not boxes.reach(limit):
             low, limit = limit, limit * (1 + _STEP)
             ctx.bound(low * (1 - _SLACK))

@@ -154,7 +154,7 @@ def _part_by_part(problem: Problem, ctx: Context) -> None:
             for may in (~here, here):
                 seconds = np.where((problem.unit == unit)[:, None] & ~may, np.inf, part.costs.seconds)
                 left.append(replace(part, costs=Costs.create(seconds)))
-    if not left:
+    if not left and ctx.best is not None:
         ctx.bound(ctx.best_value * (1 - CLOSE))
 
 

@@ -1,5 +1,8 @@
 """What limits a plan: small cases by hand, and on random ones the chain must tile the run without a gap."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ from placewise.costs import Costs
 from placewise.graph import Graph, GraphBuilder
 from placewise.problem import Execution, Problem
 from placewise.report.explain import Moved, Run, critical_chain, explain, moves_of, pipeline_loads
+from placewise.report.table import BOUNDS
 from placewise.simulator import simulate, violations
 from placewise.simulator.arrays import priority_order
 
@@ -264,3 +268,11 @@ def test_nothing_to_do():
     why = explain(simulate(problem, np.zeros(0, np.int32)))
     assert why.chain == ()
     assert sum(why.by_kind.values()) == 0
+
+
+def test_each_bound_is_explained():
+    """In a few words below the table, and in the docs."""
+    text = (Path(__file__).parent.parent / "docs/execution-model.md").read_text().split("## Lower bounds")[1]
+    named = {name.lower() for name in re.findall(r"\*([a-z ]+)\*", text)}
+    assert set(BOUNDS) == named
+    assert all(len(f"{name}: {words}") <= 80 for name, words in BOUNDS.items())

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 WIDTH = 80
 SHOWN = 12  # rows of a table that could be long
 LARGEST = 6  # rows of a table of examples
-_BOUNDS = {
+#: What each bound means, in a few words; docs/execution-model.md says more.
+BOUNDS = {
     "path": "ops that wait for one another, each where it is fastest, and its moves",
     "path under memory": "a path whose ops do not all fit where they are fastest",
     "path in stretches": "a path that must move on, since no device holds all of it",
+    "streaming": "weights at home where they are read, copied there, or read elsewhere",
     "area": "all work spread over all devices, as if ops could be cut up",
     "unit": "the longest op, or ops that must share a device",
     "alone": "each model by itself",
@@ -270,7 +272,7 @@ def _bounds(plan: Plan, why: Explanation) -> str:
         rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *(shares if owed else [""] * 3)])
     title = "No plan can beat the largest of these bounds, each with what it is owed to:"
     bounds = table(["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
-    meant = [wrapped(f"{name}: {text}", "  ") for name, text in _BOUNDS.items() if name in why.bound_parts]
+    meant = [wrapped(f"{name}: {text}", "  ") for name, text in BOUNDS.items() if name in why.bound_parts]
     return "\n".join([f"{title}\n\n{bounds}\n", *meant])
 
 

@@ -375,6 +375,26 @@ def test_a_run_for_verify(tmp_path):
     assert list(told["ops"]) != []
 
 
+def test_what_verify_cannot_run_is_told_before_its_devices(tmp_path):
+    gpus = full_mesh([Device(f"gpu{i}", memory=2**34, flops={"default": 1e13}, bandwidth=1e12) for i in range(2)], 1e10)
+    graph = zoo.load("alexnet")
+    run = engines.get("torch").run
+
+    def of(problem):
+        return Plan(problem, np.zeros(problem.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+
+    found = of(Problem(graph.collapse_parameters().graph, gpus))
+    (tmp_path / "m.json").write_text("{}")
+    for model, message in (("m.pt2", "m.pt2: neither a file"), (str(tmp_path / "m.json"), r"files that end in \.pt2")):
+        with pytest.raises(InvalidInput, match=message), run(found, model, {}):
+            pass
+    parts = of(engines.get("torch-offload").fit(Problem(graph, gpus)))
+    with pytest.raises(InvalidInput, match=r"run by Plan\.apply\(model\)"), run(parts, "alexnet", {}):
+        pass
+    with pytest.raises(InvalidInput, match="CUDA devices; say what it is"), run(found, "alexnet", {"gpu0": "cuda:99"}):
+        pass
+
+
 def test_decoding_runs_as_placed():
     """The bundled graph is of another export than the module that is run: with caches, and on the meta device."""
     problem = Problem(zoo.load("gpt-2-decode").collapse_parameters().graph, logical(2))

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from placewise.engines import engine
 from placewise.engines.ranks import accelerator_number
+from placewise.engines.torch_offload import WEIGHTS
+from placewise.errors import InvalidInput
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -40,12 +42,15 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
     import torch
 
     from placewise.importers import require
-    from placewise.measure import told
+    from placewise.measure import check_readable, told
     from placewise.measure.pytorch import materialised, runnable
 
     require("torch", "torch")
     from placewise.ports import torch_devices
 
+    check_readable(model, "cpu")
+    if any(op.endswith(WEIGHTS) for op in plan.problem.graph.op_names):
+        raise InvalidInput("a plan of --engine torch-offload is run by Plan.apply(model), and not by verify")
     module, args, kwargs, name = runnable(model)
     homes = torch_devices(plan, devices)
     with told(f"{name}: cannot be run as the plan says"), torch.no_grad():

@@ -106,8 +106,8 @@ def side_by_side(problem: Problem, evaluations: int, seeds: int) -> dict[str, Ru
     found = {}
     for name, (planner, changed) in METHODS.items():
         if planner in available():
-            progress(f"  {name}")
             found[name] = runs(problem, planner, changed, evaluations, seeds if planner[-4:] != "only" else 1)
+            progress(f"  {name}: {text(found[name])}")
     chains = replace(problem, graph=replace(problem.graph, group=grouping.chains(problem).label))
     return found | {"minimum cut of chains": exact(chains), "minimum cut": exact(problem)}
 

@@ -79,6 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
             progress(f"{kind}: {method}")
             known = METHODS[method] | {k: v for k, v in ENDLESS.items() if k in available()[method].options}
             rows.append(row(method, cases, options, known))
+            progress(f"  {rows[-1]['within 2%']}, {rows[-1]['above the optimum']}")
             rows.append(row(method, cases, options, known | {"rate": 0.0}, ", untrained"))
         rows.append(row("random", cases, options, {"samples": options.evaluations}))
         size = f"{drawn[0].num_devices ** drawn[0].num_ops:.2g}"

@@ -39,7 +39,9 @@ def _supports(problem: Problem) -> bool | str:
 
 
 def _compile(problem: Problem) -> None:
-    Row(problem).anneal(0.0, 2, 0)
+    row = Row(problem)
+    row.anneal(0.0, 2, 0)
+    row.cut()
     get("fit").compile(problem)  # type: ignore[misc]  # it has one
 
 
@@ -63,12 +65,12 @@ def search(ctx: Context, row: Row, orders: int, share: float) -> None:
     steps = max(1, min(_WORK // row.work, most // 40))
     tried, count, began = 0, 1, ctx.spent
     while row.num_nodes and tried < most and ctx.spent - began <= share and not ctx.should_stop():
-        count = min(count, most - tried, ctx.evaluations_left - 1)
+        count = min(count, most - tried, (ctx.evaluations_left - 1) // row.evaluations)
         if count < 1:
             break
         done = max(tried / most, (ctx.spent - began) / share)
         better = row.anneal(_HOT * (_COLD / _HOT) ** done, count, int(ctx.rng.integers(2**31)))
-        ctx.spend(count)
+        ctx.spend(count * row.evaluations)
         if better:
             row.judge(ctx)
         tried, count = tried + count, steps
@@ -133,6 +135,7 @@ class Row:
         self._least = np.zeros((len(self._kinds) + 1, n + 1))
         self._from = np.zeros((len(self._kinds) + 1, n + 1), np.int64)
         self.work = max(1, n * n * (len(self._kinds) + 1) // 4)  # to cut a row once, roughly
+        self.evaluations = max(1, n * (len(self._kinds) + 1) // 25)  # that take as long as a cut, roughly
 
     def anneal(self, temperature: float, count: int, seed: int) -> bool:
         """Try so many changes at a temperature, in shares of the value; says whether there is a new best cut."""
@@ -167,10 +170,15 @@ class Row:
         np.subtract.at(self._room, self._kinds, beyond)
         self._value[:] = np.inf
 
-    def plan(self) -> tuple[Ints, Ints]:
-        """The best cut as (placement, order)."""
+    def cut(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find the pieces of the best row, and say which row that is."""
         order, sequence = self._best
         _cut(*self._given, order, sequence, np.inf, self._least, self._from)
+        return order, sequence
+
+    def plan(self) -> tuple[Ints, Ints]:
+        """The best cut as (placement, order)."""
+        order, sequence = self.cut()
         free = [self._accelerators[self._kinds == kind].tolist() for kind in range(len(self._kinds))]
         device = np.empty(self.num_nodes, np.int32)
         used, end = int(self._least[:, -1].argmin()), self.num_nodes

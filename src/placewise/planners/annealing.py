@@ -36,7 +36,7 @@ def annealing(problem: Problem, ctx: Context, *, hot: float = 0.1, cooling: floa
 
     doi:10.1126/science.220.4598.671. The temperature starts at `hot` times what a move typically costs where it makes
     things worse. It has fallen to `cooling` times less when the budget ends, or after `sweeps` moves per unit. Unlike
-    there, the start is the best simple plan and moves are those of local search: ops, pairs and connected groups.
+    there, the start is the best simple plan and moves are those of local search: ops, pairs and connected pieces.
     """
     if cooling < 1:
         raise InvalidInput(f"option cooling of annealing = {cooling}: it must be 1 or more")

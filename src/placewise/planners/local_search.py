@@ -32,11 +32,11 @@ def _compile(problem: Problem) -> None:
 
 @planner("local-search", compile=_compile)
 def local_search(problem: Problem, ctx: Context, *, patience: int = 20, kick: int = 4) -> None:
-    """Moves, swaps and group moves from the best simple plan, with kicks when stuck (iterated local search).
+    """Moves ops, pairs and connected pieces from the best simple plan, with kicks when stuck (iterated local search).
 
     Lourenço, Martin, Stützle 2003 (doi:10.1007/0-306-48056-5_11). Half of the moves begin where the plan is held up.
     `patience` is how many times as many moves as there are units may fail in a row before the current placement is
-    disturbed by `kick` random group moves; the search ends when three disturbances in a row bring nothing.
+    disturbed by `kick` random moves of pieces; the search ends when three disturbances in a row bring nothing.
     """
     for _ in explore(ctx, patience, kick):
         pass

@@ -74,7 +74,7 @@ def pair(data: Any, name: str, exact: float, seconds: float, seed: int) -> dict[
         "G+C": f"{apart:.1f}",
         **cells,
         "optimum": f"{exact:.1f}",
-        "above": f"{found['reassigned'] / exact - 1:.2%}",
+        "above": f"{found['reassigned'] / exact - 1:z.2%}",
         "s": f"{reassigned.seconds:.1f}",
         "reduced %": f"{100 * (1 - found['reassigned'] / apart):.1f}",
         "paper %": PAPER.get(name, "-"),

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from placewise.driver import Budget, plan
 from placewise.files import load_problem
 from placewise.graph import Graph, GraphBuilder
 from placewise.plans import Plan
-from placewise.problem import Problem
+from placewise.problem import Execution, Problem
 from placewise.report import page
 from placewise.report.explain import explain
 from placewise.report.page import to_page
@@ -451,6 +452,42 @@ def test_plans_are_compared(opened, both):
     assert view.locator(".box.moved").count() > 0
     view.get_by_label("Beside").select_option("none")
     assert "ops moved" not in view.locator("body").inner_text()
+
+
+def test_what_cannot_be_compared_is_not_ranked(opened, both):
+    """A time per sample is no better than a time of one run, nor that of another graph; the first is shown first."""
+    problem = replace(both[0].problem, objective="throughput")
+    paces = [
+        planned(problem, [1] * 13),
+        planned(replace(problem, execution=Execution(overlap=False)), [0] * 5 + [1] * 8),
+    ]
+    small = planned(layers(2), [1] * 5)
+    for plans, differ in (
+        ([both[0], small], ["Model"]),
+        ([both[0], paces[0]], ["Objective"]),
+        (paces, ["Execution"]),
+        (
+            [
+                both[0],
+                both[1],
+                planned(replace(layers(2), objective="throughput", execution=Execution(overlap=False)), [1] * 5),
+            ],
+            ["Model", "Objective", "Execution"],
+        ),
+    ):
+        view = opened(*plans, titles=["first", "second", "third"][: len(plans)])
+        heads = view.locator("#compare th").all_inner_texts()
+        assert heads[2 : 2 + len(differ)] == differ
+        assert "Against shown" not in heads
+        shown = view.locator("#compare").inner_text()
+        assert f"Not ranked: the plans differ in {' and '.join(differ).lower()}" in shown
+        rows = view.locator("#compare .table").first.locator("tbody tr").all_inner_texts()
+        assert [row.split()[0] for row in rows] == ["first", "second", "third"][: len(plans)]
+        assert view.locator("#compare b").inner_text() == "first"
+    assert "overlap true" in opened(*paces).locator("#compare").inner_text()
+    time = opened(both[0], paces[0], titles=["one", "other"]).locator("#verdict .card").first.inner_text()
+    assert "not comparable with other: another objective" in time
+    assert "less" not in time
 
 
 def test_predicted_beside_measured(opened, both):

@@ -1,7 +1,7 @@
 // Several plans: what each is worth, and which ops are elsewhere.
 
 import { button, h, section } from "./dom";
-import { count, seconds, share } from "./format";
+import { count, counted, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
 import { chip } from "./tables";
@@ -29,19 +29,31 @@ export function compare(state: State): HTMLElement {
   const rows = h("div");
   const moves = h("div");
 
+  const { plans, graphs } = state.page;
+  const ranked = !state.differ.length;
+  type Row = (typeof plans)[number];
+  const settings = Object.keys(plans[0].execution).filter((key) => plans.some((p) => p.execution[key] !== plans[0].execution[key]));
+  const about: Record<string, (p: Row) => string> = {
+    model: (p) => `${graphs[p.graph].name}, ${counted(graphs[p.graph].ops, "op")}`,
+    objective: (p) => p.objective,
+    execution: (p) => settings.map((key) => `${key} ${p.execution[key]}`).join(", "),
+  };
+
   function draw(): void {
     const { plan, other, graph } = state;
     const base = plan.value;
     rows.replaceChildren(
+      ranked ? "" : h("p", { class: "about" }, `Not ranked: the plans differ in ${state.differ.join(" and ")}, so their times are not of the same thing.`),
       table("Plans", [
-        { name: "Plan", text: true, value: (p) => p.title, show: (p) => (p === plan ? h("b", {}, p.title) : button(p.title, `Show ${p.title}`, () => state.show(state.page.plans.indexOf(p), state.shown), { class: "link" })) },
+        { name: "Plan", text: true, value: (p) => p.title, show: (p) => (p === plan ? h("b", {}, p.title) : button(p.title, `Show ${p.title}`, () => state.show(plans.indexOf(p), state.shown), { class: "link" })) },
         { name: "Time", least: true, value: (p) => p.value, show: (p) => seconds(p.value) },
-        { name: "Against shown", least: true, value: (p) => p.value / base, show: (p) => (p === plan ? "–" : `${p.value >= base ? "+" : "−"}${seconds(Math.abs(p.value - base))} (${p.value >= base ? "+" : "−"}${share(Math.abs(p.value / base - 1))})`) },
+        ...state.differ.map((what) => ({ name: what[0].toUpperCase() + what.slice(1), text: true, value: about[what] })),
+        ...(ranked ? [{ name: "Against shown", least: true, value: (p: Row) => p.value / base, show: (p: Row) => (p === plan ? "–" : `${p.value >= base ? "+" : "−"}${seconds(Math.abs(p.value - base))} (${p.value >= base ? "+" : "−"}${share(Math.abs(p.value / base - 1))})`) }] : []),
         { name: "Gap", least: true, value: (p) => p.gap, show: (p) => share(p.gap) },
         { name: "Transfers", value: (p) => p.transfers, show: (p) => count(p.transfers) },
         { name: "Planner", text: true, value: (p) => p.planner },
         { name: "Box", text: true, value: (p) => p.cluster },
-      ], state.page.plans, 1),
+      ], plans, ranked ? 1 : null),
     );
     const moved = state.moved();
     if (!other) return moves.replaceChildren();

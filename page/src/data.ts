@@ -103,6 +103,7 @@ export interface Plan {
   seed: number;
   cluster: string;
   objective: string;
+  execution: Record<string, string | number | boolean>;
   makespan: number;
   ends: [string, number][]; // of each model, where their sum counts
   bytes_moved: number;

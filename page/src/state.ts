@@ -9,6 +9,15 @@ export function boundInTime(plan: Plan): number | null {
   return plan.objective === "latency" && plan.bound > 0 ? plan.bound : null;
 }
 
+/** In what two plans differ so that their times are not of one thing; in nothing where these can be compared. */
+export function unlike(a: Plan, b: Plan): string[] {
+  const found: string[] = [];
+  if (a.graph !== b.graph) found.push("model");
+  if (a.objective !== b.objective) found.push("objective");
+  if (Object.keys(a.execution).some((key) => a.execution[key] !== b.execution[key])) found.push("execution");
+  return found;
+}
+
 export class State {
   shown = 0;
   beside: number | null = null;
@@ -16,11 +25,13 @@ export class State {
   to = 1;
   printing = false;
   at: number | null = null; // the time that is pointed at
+  readonly differ: string[]; // in what the plans are unlike; then none is the best
   private listeners: [Part[], () => void][] = [];
 
   constructor(readonly page: Page) {
     const values = page.plans.map((plan) => plan.value);
-    this.shown = values.indexOf(Math.min(...values));
+    this.differ = [...new Set(page.plans.flatMap((plan) => unlike(page.plans[0], plan)))];
+    this.shown = this.differ.length ? 0 : values.indexOf(Math.min(...values));
     if (page.plans.length > 1) this.beside = this.shown === 0 ? 1 : 0;
     this.to = this.end;
   }

@@ -11,10 +11,10 @@ export interface Column<Row> {
   least?: boolean; // the least is best, and comes first
 }
 
-export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[], sortBy: number, atFirst = 12): HTMLElement {
+export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[], sortBy: number | null, atFirst = 12): HTMLElement {
   let by = sortBy;
   const startsFalling = (i: number) => !columns[i].text && !columns[i].least;
-  let falling = startsFalling(by);
+  let falling = by !== null && startsFalling(by);
   let limit = atFirst;
   let wanted = "";
   const body = h("tbody");
@@ -36,7 +36,7 @@ export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[],
 
   function draw(): void {
     heads.forEach((head, i) => head.setAttribute("aria-sort", i !== by ? "none" : falling ? "descending" : "ascending"));
-    const keys = rows.map(columns[by].value);
+    const keys = rows.map(by === null ? () => 0 : columns[by].value); // as they came, unless sorted
     const sign = falling ? -1 : 1;
     const order = rows.map((_, i) => i).filter((i) => texts[i].includes(wanted));
     order.sort((a, b) => sign * (typeof keys[a] === "number" ? (keys[a] as number) - (keys[b] as number) : String(keys[a]).localeCompare(String(keys[b]), "en", { numeric: true })) || a - b);

@@ -4,7 +4,7 @@ import { background } from "./colours";
 import type { Device, Plan } from "./data";
 import { h, key } from "./dom";
 import { bytes, change, count, perSecond, seconds, share } from "./format";
-import type { State } from "./state";
+import { type State, unlike } from "./state";
 
 const METERS = 4; // devices whose memory is drawn
 const LEAST = 0.005; // of the time: modules below are left out
@@ -65,8 +65,9 @@ function compared(state: State): HTMLElement {
   const { plan, other, graph } = state;
   const moved = state.moved();
   const ops = moved?.reduce((sum, is, item) => sum + (is ? graph.count[item] : 0), 0);
-  const gained = `${change(other!.value, plan.value)} than ${other!.title}`;
-  return h("p", { class: "gain" }, other!.value === plan.value ? `as ${other!.title}` : gained, ops === undefined ? "" : `; ${count(ops)} of ${count(graph.ops)} ops moved`);
+  const apart = unlike(plan, other!);
+  const gained = other!.value === plan.value ? `as ${other!.title}` : `${change(other!.value, plan.value)} than ${other!.title}`;
+  return h("p", { class: "gain" }, apart.length ? `not comparable with ${other!.title}: another ${apart.join(" and ")}` : gained, ops === undefined ? "" : `; ${count(ops)} of ${count(graph.ops)} ops moved`);
 }
 
 // ---- where the time goes

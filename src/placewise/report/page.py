@@ -258,6 +258,7 @@ def _plan(plan: Plan, items: _Items) -> dict[str, Any]:
         "bound": plan.lower_bound,
         "cluster": problem.cluster.name,
         "objective": problem.objective,
+        "execution": asdict(problem.execution),
         "makespan": timeline.makespan,
         "ends": _ends(timeline),
         "bytes_moved": timeline.bytes_moved,

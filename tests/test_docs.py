@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from commands import COMMANDS, ROOT, assert_80_columns
-from placewise import planners
+from placewise import _schemas, planners
 from placewise.driver import plan as plan_of
 from placewise.files import load_cluster, load_graph, load_plan, load_problem
 
@@ -136,6 +137,31 @@ def test_the_files_of_the_docs_load(tmp_path):
         (cluster,) = fences(page, "yaml")
         (tmp_path / "box.yaml").write_text(cluster)
         assert load_cluster(tmp_path / "box.yaml").device_names == ("gpu0", "cpu")
+
+
+def test_the_tables_of_the_file_formats_name_every_key():
+    """And no other: one table after the other, as the page has them."""
+
+    def keys(schema: type[BaseModel], within: str = "") -> set[str]:
+        return {within + (field.alias or name) for name, field in schema.model_fields.items()}
+
+    data = _schemas
+    expected = [
+        keys(data.GraphData) - {"ops", "tensors"} | keys(data.Ops, "ops.") | keys(data.Tensors, "tensors."),
+        keys(data.ClusterData),
+        keys(data.DeviceData),
+        keys(data.LinkData),
+        keys(data.ProblemData) - {"costs", "constraints"}
+        | keys(data.CostsData, "costs.")
+        | keys(data.ConstraintsData, "constraints."),
+        keys(data.ExecutionData),
+        keys(data.PlanData),
+    ]
+    text = (ROOT / "docs/file-formats.md").read_text()
+    tables = re.findall(r"^\| key .*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M)
+    for table, known in zip(tables, expected, strict=False):  # those of other programs' files come last
+        named = " ".join(row.split("|")[1] for row in table.splitlines())
+        assert set(re.findall(r"`([\w.]+)`", named)) == known
 
 
 def test_links_in_the_documents_lead_somewhere():

@@ -32,7 +32,7 @@ def layers_and_feed_forward(problem: Problem) -> Problem:
 
 @engine("llama.cpp", fit=layers_and_feed_forward)
 def llama_cpp(plan: Plan) -> str:
-    """Flags: -ngl, -ts, -ot, for llama-server and llama-cli.
+    """Flags: -ngl, -dev, -ts, -ot, for llama-server and llama-cli.
 
     A layer slot i (the output is the last) is on the first device whose cumulative share of `-ts` exceeds
     (i - first slot on a GPU) / slots on GPUs, and slots before are on the CPU (src/llama-model.cpp, `load_tensors`).

@@ -134,7 +134,7 @@ def test_the_default_planner(run, problem):
         (["--contiguous", "--max-devices", "1"], lambda p: p.contiguous and p.max_devices == 1),
         (["--execution", "contention=none"], lambda p: p.execution.contention == "none"),
         (
-            ["--execution", "concurrency=sequential", "--execution", "prefetch=3", "--execution", "overlap=no"],
+            ["--execution", "concurrency=sequential,prefetch=3", "--execution", "overlap=no"],
             lambda p: (p.execution.concurrency, p.execution.prefetch, p.execution.overlap) == ("sequential", 3, False),
         ),
     ],
@@ -508,6 +508,8 @@ WRONG = [
     (["plan", "diamond.json", "--max-memory", "gpu=1KiB,gpu=2KiB"], 2, "--max-memory: 'gpu' is given twice"),
     (["plan", "diamond.json", "--execution", "speed=high"], 2, "there is no such setting; there are concurrency"),
     (["plan", "diamond.json", "--execution", "prefetch=many"], 2, "--execution prefetch = 'many'"),
+    (["plan", "diamond.json", "--execution", "prefetch=3,"], 2, "--execution '': write it like NAME=VALUE"),
+    (["plan", "diamond.json", "--execution", "prefetch=3,prefetch=4"], 2, "'prefetch' is given twice: 3 and 4"),
     (["plan", "diamond.json", "--execution", "sends=letters"], 2, "sends: must be one of tensor, edge"),
     (["plan", "diamond.json", "--pin", "z=gpu"], 2, "no op named 'z'"),
     (["plan", "diamond.json", "--pin", "a=tpu"], 2, "tpu"),

@@ -173,7 +173,9 @@ Goal = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--execution", metavar="KEY=VALUE", help="How the engine executes, such as concurrency=sequential."),
+    typer.Option(
+        "--execution", metavar="KEY=VALUE", help="How the engine executes, such as concurrency=slots,memory=static."
+    ),
 ]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -240,7 +242,8 @@ def _execution(found: "Execution", given: list[str]) -> "Execution":
 
     from placewise.planners import parse_value
 
-    settings, kinds = _pairs(given, "--execution"), get_type_hints(type(found))
+    settings = _pairs([pair for text in given for pair in text.split(",")], "--execution")
+    kinds = get_type_hints(type(found))
     known = [field.name for field in fields(found)]
     for name in settings:
         if name not in known:

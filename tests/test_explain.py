@@ -1,6 +1,7 @@
 """What limits a plan: small cases by hand, and on random ones the chain must tile the run without a gap."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from placewise.cluster import Cluster, Device, Link, full_mesh
 from placewise.costs import Costs
 from placewise.graph import Graph, GraphBuilder
 from placewise.problem import Execution, Problem
-from placewise.report.explain import Moved, Run, critical_chain, explain, moves_of, pipeline_loads
+from placewise.report.explain import Moved, Run, critical_chain, explain, moves_of, occupied, pipeline_loads
 from placewise.report.table import BOUNDS
 from placewise.simulator import simulate, violations
 from placewise.simulator.arrays import priority_order
@@ -62,6 +63,42 @@ def test_runs_and_transfers_are_named():
         ("op4", "op5", 2.0),
     ]
     assert why.verdict.startswith("Transfer a->b is 50% of the chain")
+
+
+def test_a_contiguous_plan_is_told_stage_by_stage():
+    """Two branches: by the order of ops, the second device comes in between; training goes back through the stages."""
+    build = GraphBuilder("branches")
+    (x,) = build.op("x", kind="op", outputs=[1.0])
+    ends = []
+    for i in "12":
+        (a,) = build.op(f"a{i}", kind="op", inputs=[x], outputs=[1.0])
+        ends += build.op(f"b{i}", kind="op", inputs=[a], outputs=[1.0])
+    (back,) = build.op("back-b", kind="op", inputs=ends, outputs=[1.0], phase=1)
+    build.op("back-a", kind="op", inputs=[back], phase=1)
+    places = [1, 1, 0, 1, 0, 0, 1]
+    problem = a_problem(build.graph(), np.ones((7, 2)), two_devices(), objective="throughput")
+    assert len(explain(simulate(problem, places)).runs) > 3
+    runs = explain(simulate(replace(problem, contiguous=True), places)).runs
+    assert runs == (Run("b", 3, "x", "a2"), Run("a", 3, "b1", "back-b"), Run("b", 1, "back-a", "back-a"))
+
+
+def test_shares_are_of_the_run_or_of_the_time_per_sample():
+    """Two stages of 1 s and 2 s, and 3 s between them, as one run and in a pipeline; then dealt out to replicas."""
+    build = GraphBuilder("chain")
+    (x,) = build.op("x", kind="op", outputs=[3.0])
+    build.op("y", kind="op", inputs=[x])
+    problem = a_problem(build.graph(), [[1.0] * 4, [2.0] * 4], full_mesh([Device(n) for n in "abcd"], bandwidth=1.0))
+    shared = Execution(replicate=True)
+    for settings, busy, whole in (
+        ({}, [1, 2, 0, 0], 6),
+        ({"objective": "throughput"}, [1, 2, 0, 0], 3),
+        ({"objective": "throughput", "execution": shared}, [1, 2, 0, 0], 3),
+    ):
+        seconds, channels, of = occupied(simulate(replace(problem, **settings), [0, 1]))
+        assert seconds.tolist() == busy
+        assert (channels.max(), of) == (3, whole)
+    alone = simulate(replace(problem, objective="throughput", execution=shared), [0, 0])
+    assert [part.tolist() if np.ndim(part) else part for part in occupied(alone)[::2]] == [[0.75, 0, 0, 0], 0.75]
 
 
 def test_a_wait_for_the_device_names_who_had_it():

@@ -23,6 +23,7 @@ from placewise.problem import Execution, Problem
 from placewise.report import page
 from placewise.report.explain import explain
 from placewise.report.page import to_page
+from placewise.report.table import device_table
 from placewise.simulator import simulate
 from problems import random_problem
 
@@ -561,6 +562,16 @@ def test_pipelines_show_loads(opened):
     assert loads
     assert loads[0].split(" ·")[0] in view.locator("#verdict .card").first.inner_text()
     assert view.locator("#verdict .row .line").count() >= 1
+
+
+def test_busy_shares_of_a_pipeline_are_of_the_time_per_sample(opened):
+    """5 ms on one device, 16 ms on the next, 4.01 ms between them: the slow one never rests, as the terminal says."""
+    found = planned(replace(layers(), objective="throughput"), [0] * 5 + [1] * 8)
+    rows = opened(found).locator("#devices tbody tr").all_inner_texts()
+    shares = {row.split()[0]: next(cell for cell in row.split() if cell.endswith("%")) for row in rows}
+    assert shares == {"fast": "31%", "slow": "100%", "idle": "0%", "fast->slow": "25%"}
+    told = [line for line in device_table(found.timeline).splitlines() if "ms" in line]
+    assert [line.split("|")[4].strip() for line in told] == ["31%", "100%"]
 
 
 def test_the_end_of_each_model_is_marked(opened):

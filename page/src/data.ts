@@ -105,6 +105,7 @@ export interface Plan {
   objective: string;
   execution: Record<string, string | number | boolean>;
   makespan: number;
+  whole: number; // what the busy seconds are shares of: of the run, or of the time per sample in a full pipeline
   ends: [string, number][]; // of each model, where their sum counts
   bytes_moved: number;
   transfers: number;

@@ -22,7 +22,7 @@ export function tables(state: State, jump: (item: number) => void): HTMLElement[
     return holder;
   };
   return [
-    section("devices", "Devices", null, redrawn(() => devices(state.plan)), redrawn(() => channels(state.plan))),
+    section("devices", "Devices", "Busy shares are of the run; in a pipeline, of the time per sample.", redrawn(() => devices(state.plan)), redrawn(() => channels(state.plan))),
     section("modules", "Modules", "Each module with all that is inside it.", redrawn(() => modules(state))),
     section("ops", "Ops", "A click on a name shows the op in the graph.", redrawn(() => ops(state, jump))),
   ];
@@ -35,7 +35,7 @@ function devices(plan: Plan): HTMLElement {
     { name: "Kind", text: true, value: (d) => d.kind },
     { name: "Ops", value: (d) => d.ops, show: (d) => count(d.ops) },
     { name: "Busy", value: (d) => d.busy, show: (d) => seconds(d.busy) },
-    { name: "Of the run", value: (d) => d.busy, show: (d) => share(plan.makespan ? d.busy / plan.makespan : 0) },
+    { name: "Busy share", value: (d) => d.busy, show: (d) => share(plan.whole ? d.busy / plan.whole : 0) },
     { name: "Peak memory", value: (d) => d.peak, show: (d) => bytes(d.peak) },
     { name: "Memory", value: (d) => d.memory ?? Infinity, show: (d) => bytes(d.memory) },
     { name: "Used", value: (d) => (d.memory ? d.peak / d.memory : 0), show: (d) => (d.memory ? share(d.peak / d.memory) : "–") },
@@ -52,7 +52,7 @@ function channels(plan: Plan): HTMLElement {
     table("Channels", [
       { name: "Channel", text: true, value: (c) => c.name },
       { name: "Busy", value: (c) => c.busy, show: (c) => seconds(c.busy) },
-      { name: "Of the run", value: (c) => c.busy, show: (c) => share(plan.makespan ? c.busy / plan.makespan : 0) },
+      { name: "Busy share", value: (c) => c.busy, show: (c) => share(plan.whole ? c.busy / plan.whole : 0) },
       { name: "Transfers", value: (c) => c.transfers, show: (c) => count(c.transfers) },
       { name: "Bytes", value: (c) => c.bytes, show: (c) => bytes(c.bytes) },
     ], plan.channels, 1, 8),

@@ -13,11 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from placewise.graph import Ints
 from placewise.quantities import format_bytes
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
 from placewise.simulator.bounds import lower_bound, made_of
+from placewise.simulator.constraints import quotient
 from placewise.simulator.throughput import busy, throughput_loads
+from placewise.simulator.timeline import Floats
 
 KINDS: Final = ("compute", "transfer", "waiting for device", "waiting for channel")
 MAX_MODULES: Final = 12
@@ -97,7 +100,7 @@ class Explanation:
     """What limits a plan. A pipeline is limited by its loads, a single run by its chain; the other is empty."""
 
     verdict: str  # in a sentence or two
-    runs: tuple[Run, ...]  # where the ops are, in dataflow order
+    runs: tuple[Run, ...]  # where the ops are, in dataflow order; of contiguous plans, stage by stage
     transfers: tuple[Moved, ...]  # the largest first, `MAX_TRANSFERS` at most
     chain: tuple[Step, ...]
     by_kind: dict[str, float]
@@ -190,6 +193,8 @@ def _runs(timeline: Timeline) -> Iterator[Run]:
     graph, devices = timeline.problem.graph, timeline.problem.cluster.device_names
     order = graph.topological_order
     order = order[~graph.is_stored[order]]
+    if timeline.problem.contiguous:
+        order = _stage_by_stage(timeline, order)
     placed = timeline.placement[order]
     ends = np.flatnonzero(np.diff(placed, append=-1)).tolist()
     first = 0
@@ -197,6 +202,22 @@ def _runs(timeline: Timeline) -> Iterator[Run]:
         names = (graph.op_names[order[first]], graph.op_names[order[last]])
         yield Run(devices[placed[first]], last - first + 1, *names)
         first = last + 1
+
+
+def _stage_by_stage(timeline: Timeline, order: Ints) -> Ints:
+    """The order with the ops of each stage together: forward as data flows between the devices, then back."""
+    problem, devices = timeline.problem, range(timeline.problem.num_devices)
+    flows = quotient(problem, timeline.placement)
+    depth = np.zeros(len(devices), np.int64)  # stages that come before at least
+    for _ in devices:
+        depth = np.where(flows, depth[:, None] + 1, 0).max(axis=0)
+    placed = timeline.placement[order]
+    first = np.full(len(devices), len(order))
+    np.minimum.at(first, placed, np.arange(len(order)))
+    stage = np.empty(len(devices), np.int64)
+    stage[np.lexsort((first, depth))] = devices
+    back = problem.graph.phase[order] > 0
+    return order[np.lexsort((np.where(back, -stage[placed], stage[placed]), back))]
 
 
 def _largest_transfers(timeline: Timeline) -> Iterator[Moved]:
@@ -401,6 +422,24 @@ def pipeline_loads(timeline: Timeline) -> list[Load]:
             if total > 0
         ]
     return found
+
+
+def occupied(timeline: Timeline) -> tuple[Floats, Floats, float]:
+    """Seconds of compute of each device, seconds of each channel, and what both are shares of.
+
+    That is one run; or in a full pipeline the time per sample, for which replicas deal the samples out.
+    """
+    problem = timeline.problem
+    if problem.objective != "throughput":
+        return timeline.busy, timeline.channel_busy, timeline.makespan
+    compute, _, channel, _ = throughput_loads(problem, timeline.placement[None])
+    count = np.maximum(1, replicas(timeline))
+    contended = channel.shape[2] > 0
+    return (
+        compute[0].sum(axis=0) / count,
+        channel[0].sum(axis=0) if contended else timeline.channel_busy,
+        timeline.value,
+    )
 
 
 def replicas(timeline: Timeline) -> list[int]:

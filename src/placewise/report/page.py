@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from placewise.costs import LABELS
 from placewise.graph import Graph, Ints
 from placewise.plans import Plan
-from placewise.report.explain import KINDS, Step, explain
+from placewise.report.explain import KINDS, Step, explain, occupied
 from placewise.simulator import Timeline
 
 #: More ops or slices than these are joined; a page with as many opens in a moment.
@@ -260,6 +260,7 @@ def _plan(plan: Plan, items: _Items) -> dict[str, Any]:
         "objective": problem.objective,
         "execution": asdict(problem.execution),
         "makespan": timeline.makespan,
+        "whole": occupied(timeline)[2],
         "ends": _ends(timeline),
         "bytes_moved": timeline.bytes_moved,
         "transfers": len(timeline.transfers),
@@ -305,6 +306,7 @@ def _devices(timeline: Timeline) -> list[dict[str, Any]]:
     n = problem.num_devices
     ops = np.bincount(timeline.placement, minlength=n)
     resident = np.bincount(timeline.placement, problem.graph.resident_bytes, n)
+    busy = occupied(timeline)[0]
     sent, received = (np.bincount(ends, size, n) for ends in (moving.source, moving.target))
     return [
         {
@@ -312,7 +314,7 @@ def _devices(timeline: Timeline) -> list[dict[str, Any]]:
             "kind": device.kind,
             "memory": device.memory if math.isfinite(device.memory) else None,
             "ops": int(ops[d]),
-            "busy": float(timeline.busy[d]),
+            "busy": float(busy[d]),
             "peak": float(timeline.peak[d]),
             "resident": float(resident[d]),
             "sent": float(sent[d]),
@@ -343,7 +345,7 @@ class _Lanes:
         transfer, channel = timeline.bookings
         size = timeline.problem.graph.tensor_bytes[timeline.transfers.tensor[transfer]]
         count, moved = np.bincount(channel, minlength=len(names)), np.bincount(channel, size, len(names))
-        facts = zip(timeline.channel_busy[self.used], moved[self.used], count[self.used], strict=True)
+        facts = zip(occupied(timeline)[1][self.used], moved[self.used], count[self.used], strict=True)
         return [
             {"name": names[c], "busy": float(busy), "bytes": float(total), "transfers": int(n)}
             for c, (busy, total, n) in zip(self.used.tolist(), facts, strict=True)

@@ -19,7 +19,7 @@ from placewise.machine import Figure, Machine
 from placewise.planners import PlannerInfo
 from placewise.plans import Plan
 from placewise.quantities import format_bytes, format_seconds
-from placewise.report.explain import KINDS, Explanation, Move, in_words, replicas
+from placewise.report.explain import KINDS, Explanation, Move, in_words, occupied, replicas
 from placewise.report.plots import ratios_to_best
 from placewise.simulator import Timeline
 from placewise.simulator.bounds import INGREDIENTS
@@ -116,10 +116,10 @@ def device_table(timeline: Timeline) -> str:
     """
     repeated = timeline.problem.objective == "throughput" and timeline.problem.execution.replicate
     count = replicas(timeline) if repeated else [1] * timeline.problem.num_devices
-    whole = timeline.value if timeline.problem.objective == "throughput" else timeline.makespan
+    seconds, _, whole = occupied(timeline)
     rows = []
     for d, device in enumerate(timeline.problem.cluster.devices):
-        memory, peak, busy = device.memory, float(timeline.peak[d]), float(timeline.busy[d]) / max(1, count[d])
+        memory, peak, busy = device.memory, float(timeline.peak[d]), float(seconds[d])
         rows.append([
             device.name, *[str(count[d])] * repeated, str(int((timeline.placement == d).sum())), format_seconds(busy),
             _share(busy, whole), format_bytes(peak), format_bytes(memory), _share(peak, memory),
@@ -132,10 +132,10 @@ def describe_simulation(plan: Plan) -> str:
     """What `placewise simulate` prints."""
     timeline = plan.timeline
     moved = f"{len(timeline.transfers)} transfers move {format_bytes(timeline.bytes_moved)}."
-    busy = timeline.channel_busy.tolist()
+    _, busy, whole = occupied(timeline)
     rows = [
-        [name, format_seconds(seconds), _share(seconds, timeline.makespan)]
-        for name, seconds in zip(timeline.problem.cluster.channels, busy, strict=True)
+        [name, format_seconds(seconds), _share(seconds, whole)]
+        for name, seconds in zip(timeline.problem.cluster.channels, busy.tolist(), strict=True)
         if seconds > 0
     ]
     parts = [headline(plan) + "\nFeasible: every constraint holds.", device_table(timeline), moved]

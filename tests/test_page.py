@@ -502,6 +502,7 @@ def test_predicted_beside_measured(opened, both):
         "engine": "torch",
         "library": MARKUP,
         "holds": False,
+        "within": 0.15,
         "predicted": 0.022,
         "placed": 0.03,
         "plain": 0.05,
@@ -509,12 +510,17 @@ def test_predicted_beside_measured(opened, both):
     seen |= {"placed_spread": 0.001, "plain_spread": 0.002, "findings": findings}
     view = opened(both[0], verified=[seen])
     shown = view.locator("#verified").inner_text()
+    assert "Not everything that the plan claims held, where the time may be 15% off. It was run by" in shown
     assert "36% more than predicted" in shown
     assert "30.0 ms ± 1.00 ms" in shown
     assert view.locator("#verified tbody .bad").inner_text() == "+36%"
     assert view.locator("#verified tbody tr", has_text="outputs").inner_text().split()[-2:] == ["equal", "holds"]
     assert view.locator("#verified tbody tr", has_text="busy").inner_text().split()[-1] == "+50%"
     assert opened(both[0]).locator("#verified").is_hidden()
+    wide = opened(both[0], verified=[{**seen, "holds": True, "within": 1000.0}]).locator("#verified").inner_text()
+    assert "Everything that the plan claims held, where the time may be 100000% off." in wide
+    old = opened(both[0], verified=[{**seen, "within": None}]).locator("#verified").inner_text()
+    assert "Not everything that the plan claims held. It was run by" in old
 
 
 def test_planning_is_drawn(opened, both):

@@ -13,6 +13,7 @@ from placewise.engines import Engine
 from placewise.errors import InvalidInput, Unsupported
 from placewise.files import load_profile
 from placewise.measure import Timing
+from placewise.report.table import describe_verification
 from placewise.verify import engine_for, verify
 from problems import problem_of
 
@@ -158,7 +159,12 @@ def test_requests_that_make_no_sense(run, made):
     ]  # fmt: skip
 
 
+def test_what_is_allowed_is_said_beside_what_holds(run, made):
+    assert "It may be 50% off." in describe_verification(made, run())
+
+
 def test_facts_are_json(run):
     facts = json.loads(json.dumps(run().facts()))
     assert facts["holds"]
+    assert facts["within"] == 0.5
     assert facts["engine"] == "script"

@@ -72,6 +72,7 @@ export interface Verified {
   engine: string;
   library: string;
   holds: boolean;
+  within: number | null; // how far the time may be off, as a share of what was predicted
   predicted: number;
   placed: number;
   plain: number;

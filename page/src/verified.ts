@@ -21,8 +21,9 @@ export function verified(state: State): HTMLElement {
     ];
     const most = Math.max(...bars.map(([, value]) => value)) || 1;
     const off = `The measured time is ${change(seen.predicted, seen.placed)} than predicted`.replace("the same than", "the same as");
+    const held = `${seen.holds ? "Everything" : "Not everything"} that the plan claims held${seen.within == null ? "" : `, where the time may be ${share(seen.within)} off`}`;
     holder.replaceChildren(
-      h("p", { class: "about" }, `${seen.holds ? "Everything that the plan claims held" : "Not everything that the plan claims held"}, run by ${seen.engine} (${seen.library}). ${off}.`),
+      h("p", { class: "about" }, `${held}. It was run by ${seen.engine} (${seen.library}). ${off}.`),
       h(
         "div", { class: "card why" },
         ...bars.map(([name, value, spread]) =>

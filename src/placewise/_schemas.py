@@ -341,6 +341,7 @@ class VerificationData(_Object):
     engine: str
     library: str
     holds: bool
+    within: float | None = None  # older files do not say
     predicted: float
     placed: float
     plain: float

@@ -40,6 +40,7 @@ class Verification:
     placed: Timing  # as the plan says
     predicted: float  # seconds
     tolerance: float  # of the outputs
+    within: float  # how far the time may be off, as a share of what was predicted
     findings: tuple[Finding, ...]
 
     @property
@@ -53,6 +54,7 @@ class Verification:
         times = {"predicted": self.predicted, "placed": self.placed.seconds, "plain": self.plain.seconds}
         spread = {"placed_spread": self.placed.spread, "plain_spread": self.plain.spread}
         about = {"plan": self.plan, "engine": self.engine, "library": self.library, "holds": self.holds}
+        about["within"] = self.within
         return about | times | spread | {"findings": claims}
 
 
@@ -104,7 +106,7 @@ def verify(
         if keep:
             on_progress("measuring its ops")
             keep(_with_profiles(plan, run))
-    return Verification(plan.digest, name, run.library, plain, placed, predicted, tolerance, findings)
+    return Verification(plan.digest, name, run.library, plain, placed, predicted, tolerance, within, findings)
 
 
 def _in_turn(run: Run, seconds: float, on_progress: Callable[[str], None]) -> tuple[Timing, Timing]:

@@ -233,6 +233,7 @@ def describe_verification(plan: Plan, seen: Verification) -> str:
     rows = [[f.claim, shown(f.claim, f.claimed), shown(f.claim, f.found), verdict(f)] for f in seen.findings]
     planned, plain = (f"{format_seconds(t.seconds)} (+- {t.spread:.0%})" for t in (seen.placed, seen.plain))
     runs = f"With {seen.library}, one run takes {planned} as planned and {plain} without a plan."
+    runs += f" It may be {seen.within:.0%} off."
     claims = table(["claim", "predicted", "measured", "verdict"], "lrrl", rows)
     return "\n\n".join([headline(plan), claims, wrapped(runs)])
 

@@ -87,6 +87,28 @@ def test_the_commands_of_a_page_run(run, models, page, monkeypatch, tmp_path):
             assert_80_columns(result.out)
 
 
+def rows_of(table: str) -> dict[str, tuple[str, float]]:
+    """Value and gap of each planner in what `compare` prints."""
+    rows = re.findall(r"^\| [ >*] (\S+) +\| +([\d.]+ \w+) \| +([\d.]+)% \|", table, re.M)
+    return {name: (value, float(gap)) for name, value, gap in rows}
+
+
+@pytest.mark.parametrize("page", ["docs/compare.md", "docs/unequal-gpus.md"])
+def test_a_table_shows_what_its_command_prints(run, page):
+    """For the planners that take no time; what the others prove can only make the gaps smaller."""
+    args = shlex.split(next(line for line in commands_of(page) if line.startswith("placewise compare ")))[1:]
+    shown = rows_of(next(block for block in fences(page, "") if block.startswith("| planner ")))
+    named = args.index("--planners") + 1
+    assert set(args[named].split(",")) == set(shown)
+    quick = shown.keys() & {"single", "blocks-by-load", "blocks-by-memory", "heft"}
+    args[named] = ",".join(quick)
+    printed = rows_of(run(*args).out)
+    assert printed.keys() == quick
+    for name, (value, gap) in printed.items():
+        assert shown[name][0] == value
+        assert shown[name][1] <= gap
+
+
 def test_the_python_of_the_readme_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     five_lines, example = fences("README.md", "python")

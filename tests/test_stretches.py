@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from oracles import brute_force, brute_force_orders
+from placewise import certificate
 from placewise.certificate import check
 from placewise.cluster import Cluster, Device, Link
 from placewise.costs import Costs
 from placewise.driver import plan
 from placewise.graph import Graph
 from placewise.problem import Execution, Problem
+from placewise.report.explain import explain
 from placewise.simulator.bounds import lower_bound, made_of
 from problems import problem_of
 
@@ -131,7 +133,7 @@ def test_the_path_is_the_witness():
     assert lower_bound(replace(chain(4.0), objective="throughput")).path == ()
 
 
-def test_the_checker_goes_over_it():
+def test_the_checker_goes_over_it(monkeypatch):
     """By an implementation of its own, which must prove as much and no more than what is true."""
     checked = 0
     for seed in range(80):
@@ -146,6 +148,16 @@ def test_the_checker_goes_over_it():
         assert again.found == pytest.approx(bound.parts[NAME], rel=1e-9)
         checked += 1
     assert checked > 10
+    # One that is too long is named as `explain` names it, with the reason why it is not gone over.
+    found = plan(chain(4.0), "fit")
+    monkeypatch.setattr(certificate, "_LONGEST", 3)
+    *_, last = check(found)
+    assert (last.claim, last.verdict) == (f"bound: {NAME}", "on trust: over 3 ops")
+    assert last.claimed == pytest.approx(7.0)
+    assert not last.is_wrong
+    parts = explain(found.timeline).bound_parts
+    assert max(parts, key=lambda name: parts[name]) == NAME
+    monkeypatch.undo()
     # What is no path proves nothing.
     found = plan(chain(4.0), "random")
     found.problem.derived["bound"] = replace(lower_bound(found.problem), path=(0, 2, 3))

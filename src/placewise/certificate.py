@@ -3,7 +3,8 @@
 The simulator and the bounds are compiled and clever; nothing here is either. What they found is taken as a witness and
 gone over: the timeline of a run must be one that the engine can execute, loads and bytes are added up anew, and the
 prices behind the area, which any would do for a proof, are charged to every unit again. Sums are exact (`fsum`). A
-bound that a planner proved by search has no short witness: it is said to be taken on trust.
+bound that a planner proved by search has no short witness, and a path may be too long: these are taken on trust, which
+is said.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class Finding:
     claim: str
     claimed: float | None  # seconds or bytes
     found: float | None
-    verdict: str  # "holds", "on trust", or what is wrong
+    verdict: str  # "holds", "on trust" (and why, where it could be worked out), or what is wrong
 
     @property
     def is_wrong(self) -> bool:
         """Whether the claim was refuted."""
-        return self.verdict not in ("holds", TRUST, NO_CLAIM)
+        return self.verdict not in ("holds", NO_CLAIM) and not self.verdict.startswith(TRUST)
 
 
 class _Wrong(Exception):
@@ -394,7 +395,11 @@ def _bound(plan: Plan) -> Iterator[Finding]:
     elif plan.lower_bound <= shown * (1 + _SAME):
         yield Finding("bound", plan.lower_bound, shown, "holds")
     else:
-        yield Finding(f"bound: by {plan.proved_by or 'other arguments'}", plan.lower_bound, None, TRUST)
+        least = plan.lower_bound * (1 - _SAME)
+        parts = [name for name, seconds in lower_bound(problem).parts.items() if seconds >= least]
+        name = f"by {plan.proved_by}" if plan.proved_by else parts[0] if parts else "by other arguments"
+        too_long = f": over {_LONGEST:,} ops" if name == "path in stretches" else ""
+        yield Finding(f"bound: {name}", plan.lower_bound, None, TRUST + too_long)
 
 
 def _fits(problem: Problem, unit: list[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -14,12 +15,12 @@ import numpy as np
 import pytest
 
 import placewise
-from placewise import planners
+from placewise import driver, planners
 from placewise.driver import Budget, compare, plan
 from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
 from placewise.planners import parse_options, planner
 from placewise.simulator.bounds import lower_bound
-from problems import problem_of
+from problems import problem_of, random_problem
 
 
 @pytest.fixture(autouse=True)
@@ -564,3 +565,16 @@ def test_a_plan_over_memory_by_a_rounding_error_is_not_emitted():
     sizes = {"resident": [0.6, 0.7, 1.1], "tensor_bytes": [0.9, 0.7, 0.6], "tensor_producer": [0, 1, 2]}
     with pytest.raises(NoFeasiblePlan, match="d0 needs"):
         plan(problem_of(np.ones((3, 1)), memory=4.6, **sizes), "single")
+
+
+def test_progress_is_that_of_the_whole_whichever_member_is_at_work(monkeypatch):
+    monkeypatch.setattr(driver, "_REPORT_EVERY", -1.0)
+    told: list[driver.Progress] = []
+    problem = random_problem(np.random.default_rng(6), max_ops=30, max_devices=3, objective="latency")
+    plan(problem, "auto", budget=Budget(evaluations=600), on_progress=told.append)
+    assert len({now.planner for now in told}) > 3
+    for before, now in itertools.pairwise(told):
+        assert before.seconds <= now.seconds
+        assert before.evaluations < now.evaluations
+        assert before.value >= now.value
+        assert before.lower_bound <= now.lower_bound

@@ -165,19 +165,17 @@ class Context:
                 ctx.bounds.append((ctx.seconds, value))
             ctx = ctx._within
 
-    def spend(self, evaluations: int) -> None:
+    def spend(self, evaluations: int, by: Context | None = None) -> None:
         """Count simulations that a planner ran by itself, in compiled code."""
+        by = by or self
         self.evaluations += evaluations
         if self._within:
-            self._within.spend(evaluations)
+            self._within.spend(evaluations, by)
         now = time.perf_counter()
-        if self._on_progress and now - self._reported > _REPORT_EVERY:
+        if self._on_progress and now - self._reported > _REPORT_EVERY:  # how the whole stands, whoever is at work
             self._reported = now
-            self._on_progress(
-                Progress(
-                    self.planner, self.seconds, self.evaluations, self.best_value, self.lower_bound, self.detail
-                )
-            )  # fmt: skip
+            standing = self.seconds, self.evaluations, self.best_value, self.lower_bound
+            self._on_progress(Progress(by.planner, *standing, by.detail))
 
     def should_stop(self) -> bool:
         """Whether the budget is spent, the user pressed Ctrl-C, or the incumbent is proved optimal."""
@@ -211,7 +209,7 @@ class Context:
             evaluations=None if evaluations is None else max(1, int(share * self.evaluations_left)),
         )
         seed, title = self.seed if afresh else int(self.rng.integers(2**31)), f"{self.planner}: {name}"
-        member = Context(self.problem, budget, seed, self.lower_bound, self._on_progress, title, self._clock)
+        member = Context(self.problem, budget, seed, self.lower_bound, None, title, self._clock)
         member._parent = member._within = self
         member.found_by = name
         if not afresh:
@@ -257,7 +255,7 @@ class Context:
         here at once.
         """
         member = Context(
-            self.problem, self._budget, self.seed, self.lower_bound, self._on_progress, f"{self.planner}: {name}", clock
+            self.problem, self._budget, self.seed, self.lower_bound, None, f"{self.planner}: {name}", clock
         )
         member._parent = member._within = self
         return member

@@ -65,3 +65,17 @@ def test_what_it_is_for():
         plan(problem_of(seconds, edges), "rows")
     found = plan(problem_of(seconds, edges, resident=2.0, memory=6.0), "rows", budget=Budget(evaluations=100))
     assert found.value == 4 + 1
+
+
+def test_a_cut_counts_as_the_evaluations_that_it_takes_the_time_of(monkeypatch):
+    """200 units on two kinds of devices: a cut looks at so many pieces that it stands for 24 evaluations."""
+    cuts = []
+    anneal = Row.anneal
+    monkeypatch.setattr(Row, "anneal", lambda row, t, count, seed: cuts.append(count) or anneal(row, t, count, seed))
+    problem = problem_of(
+        np.ones((200, 2)) * [1.0, 2.0], [(i, i + 1) for i in range(199)], resident=1.0, memory=[150.0, 160.0]
+    )
+    found = plan(problem, "rows", budget=Budget(evaluations=500))
+    assert Row(problem).evaluations == 24
+    assert 1 < sum(cuts) <= 500 // 24
+    assert found.evaluations <= 500

@@ -298,6 +298,14 @@ def _chains(  # type: ignore[no-untyped-def]
     sets, limit = len(spare), limit * (1 + 1e-9)
     ahead, back = np.full((sets, n), -1.0), np.full((sets, n), -1.0)
     came = np.full((sets, n, 2), -1)
+    makes = np.full((len(ways), n, n), -np.inf)  # whatever devices are left
+    for w in range(len(ways)):
+        for a in range(n):
+            for b in range(n):
+                if possible[a, b]:
+                    made = _makes(a, b, ways[w, 0], ways[w, 1] * limit, sure, sure_worth, transfers, base, slope,
+                                  most[b] - forced[a], price, tariff, overlap)  # fmt: skip
+                    makes[w, a, b] = made if made >= 0.0 else -np.inf
     ahead[0, 0] = 0.0
     for s in range(sets):
         for a in range(n):
@@ -309,13 +317,10 @@ def _chains(  # type: ignore[no-untyped-def]
                 if spare[s, k] < r:
                     continue
                 for b in range(n):
-                    if possible[a, b]:
-                        made = _makes(a, b, k, r * limit, sure, sure_worth, transfers, base, slope,
-                                      most[b] - forced[a], price, tariff, overlap)  # fmt: skip
-                        made = min(so_far + made, most[b]) if made >= 0.0 else -1.0
-                        if made >= forced[b] - slack and made > ahead[then, b]:
-                            ahead[then, b] = made
-                            came[then, b, 0], came[then, b, 1] = a, w
+                    by_then = min(so_far + makes[w, a, b], most[b])
+                    if by_then >= forced[b] - slack and by_then > ahead[then, b]:
+                        ahead[then, b] = by_then
+                        came[then, b, 0], came[then, b, 1] = a, w
     last = 0
     for s in range(sets):
         if ahead[s, 1] > ahead[last, 1]:
@@ -337,12 +342,8 @@ def _chains(  # type: ignore[no-untyped-def]
                 if spare[s, k] < r:
                     continue
                 for b in range(n):
-                    if possible[a, b] and back[then, b] >= 0.0:
-                        made = _makes(a, b, k, r * limit, sure, sure_worth, transfers, base, slope,
-                                      most[b] - forced[a], price, tariff, overlap)  # fmt: skip
-                        if made < 0.0:
-                            continue
-                        left = min(made + back[then, b], total - forced[a])
+                    if makes[w, a, b] >= 0.0 and back[then, b] >= 0.0:
+                        left = min(makes[w, a, b] + back[then, b], total - forced[a])
                         if ahead[s, a] + left >= total - slack:
                             passes[a, b, k] = True
                             back[s, a] = max(back[s, a], left)

@@ -28,7 +28,7 @@ def _streams(problem: Problem) -> bool | str:
 
 @planner("offload", objectives={"latency"}, supports=_streams)
 def offload(problem: Problem, ctx: Context, *, steps: int = 6_000) -> None:
-    """How many layers of a kind are resident, computed at home or streamed, spread evenly: a local search over counts.
+    """How many layers of each kind are resident, computed at home or streamed, by annealing over counts.
 
     A layer is what reads the same weights, and those weights. Layers that are alike change places for little, so what
     is searched is small however many there are. A change moves a few layers from one mode (where they compute, where

@@ -199,6 +199,9 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
                 return case.prepare(decode)
 
             free = measured(problem, case.model, call, prepare=prepare, devices=devices)
+            for signature in dict.fromkeys(free.graph.op_signatures):
+                op = free.graph.op_signatures.index(signature)
+                progress(f"{free.graph.op_names[op]}: {1e3 * free.costs.seconds[op]} ms")
             tight = capped(free, limit)
             half = config.num_hidden_layers // 2
             ways: dict[str, Callable[[], dict[str, Any]]] = {
@@ -216,6 +219,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
                     rows.append({"way": way, **run()})
                 except pw.PlacewiseError as error:
                     rows.append({"way": way, "parts of layers": str(error)})
+                progress(str(rows[-1]))
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
             tables[f"{name}: {phase}; GPU {limit / 2**30:.2f} GiB of {case.weights / 2**30:.2f} GiB of weights"] = rows

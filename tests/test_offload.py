@@ -223,7 +223,7 @@ def test_modules_out_of_turn_are_fetched_when_they_come():
 
 
 def test_only_the_ring_and_the_residents_are_on_the_device():
-    """Memory is counted: what is resident, and two buffers as large as the largest parts that stream through them."""
+    """Memory is counted: what is resident, and room for any two parts in a row that stream."""
     model = model_of("dense")
     found = by_hand(
         problem_of("dense", share=9.0),
@@ -235,10 +235,30 @@ def test_only_the_ring_and_the_residents_are_on_the_device():
         rest = size["model.embed_tokens"] + size["lm_head"] + size["model.norm"] + layer
         assert placed.held["gpu"] == pytest.approx(rest + (layer - block) + block, rel=1e-2)  # weights are aligned
         assert placed.held["cpu"] == pytest.approx(5 * layer, rel=1e-2)
-        buffers = {buffer.data_ptr() for ring in placed._rings.values() for buffer in ring._buffers}
+        (ring,) = placed._rings.values()
         homes = {weight.untyped_storage().data_ptr() for weight in model.model.layers[3].parameters()}
-        assert homes <= buffers
-        assert len(buffers) == 2
+        assert homes == {ring._memory.data_ptr()}
+        assert ring.bytes == len(ring._memory) == pytest.approx(layer, rel=1e-2)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_that_are_near_lie_side_by_side(seed, window):
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([1, 10, 25], rng.integers(1, 12)).tolist()
+    places, count = offloading._side_by_side(sizes, window), len(sizes)
+    for a in range(count):
+        for b in range(count):
+            if a != b and min((a - b) % count, (b - a) % count) < window:
+                assert places[a] + sizes[a] <= places[b] or places[b] + sizes[b] <= places[a]
+    together = max(sum(sizes[(k + i) % count] for i in range(min(window, count))) for k in range(count))
+    total = max(place + size for place, size in zip(places, sizes, strict=True))
+    assert together <= total <= 2 * together
+
+
+def test_parts_of_two_sizes_in_turn_take_no_more_than_two():
+    assert max(np.add(offloading._side_by_side([3, 10] * 8, 2), [3, 10] * 8)) == 13
+    assert max(np.add(offloading._side_by_side([3, 10, 3, 10, 10, 3, 3, 10], 2), [3, 10, 3, 10, 10, 3, 3, 10])) == 20
 
 
 def test_fetches_keep_to_the_window():

@@ -1,8 +1,8 @@
 """PyTorch models that do not fit a GPU, run as a plan of `--engine torch-offload` says, on the model itself.
 
 Each part of the model is resident on a device, or its weights are at home on another (the host) and are streamed to
-where it computes: through a ring of as many buffers as the plan's `prefetch`, each filled while earlier parts compute.
-Hooks do all of it, so `model(...)` and `model.generate(...)` work as before; caches are kept where a layer computes.
+where it computes: through memory for as many of them as the plan's `prefetch`, filled while earlier parts compute. Hooks
+do all of it, so `model(...)` and `model.generate(...)` work as before; caches are kept where a layer computes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 from placewise.costs import LABELS, Costs
 from placewise.engines.torch_offload import AFTER, WEIGHTS, modes
 from placewise.errors import InvalidInput, PlacewiseError
+from placewise.machine import keep_memory
 from placewise.plans import Plan
 from placewise.ports import event, stream, torch_devices
 from placewise.problem import Problem
@@ -70,9 +71,12 @@ class Offload:
         self.plan, self.module, self._homes = plan, module, homes
         self._names = plan.problem.cluster.device_names
         self._parts = _parts(plan, module)
+        if any(homes[part.compute].type == "cpu" for part in self._parts):
+            keep_memory()
         self._rings: dict[int, _Ring] = {}
         self._hooks: list[Any] = []
         self._clock: list[Took] | None = None
+        self._marks: list[Any] = []  # events for the clock, to be used again
         self.held = self._held()  # bytes of weights and buffers by device, counted
         self._check_room()
         try:
@@ -118,6 +122,7 @@ class Offload:
                 for span, within in zip(spans, inner, strict=True):
                     self._clock.append(Took(part.path, self._names[part.compute], max(0.0, span - within)))
             for part in self._parts:
+                self._marks += [mark for note in part.notes for mark in note if not isinstance(mark, float)]
                 part.notes.clear()
             return self._clock
         finally:
@@ -127,18 +132,16 @@ class Offload:
 
     def _held(self) -> dict[str, float]:
         held = dict.fromkeys(self._names, 0.0)
-        window = self.plan.problem.execution.prefetch
-        rings: dict[int, list[int]] = {}
+        streamed: dict[int, list[int]] = {}
         for part in self._parts:
             held[self._names[part.home]] += part.bytes
             if part.home != part.compute:
-                slots = rings.setdefault(part.compute, [0] * window)
-                number = sum(other.number >= 0 and other.compute == part.compute for other in self._parts)
-                part.number = number
-                slots[number % window] = max(slots[number % window], part.bytes)
-        for d, slots in rings.items():
-            held[self._names[d]] += sum(slots)
-            self._rings[d] = _Ring(self._homes[d], slots)
+                sizes = streamed.setdefault(part.compute, [])
+                part.number = len(sizes)
+                sizes.append(part.bytes)
+        for d, sizes in streamed.items():
+            self._rings[d] = _Ring(self._homes[d], sizes, self.plan.problem.execution.prefetch)
+            held[self._names[d]] += self._rings[d].bytes
         return held
 
     def _check_room(self) -> None:
@@ -196,12 +199,12 @@ class Offload:
             if part.number >= 0:
                 self._rings[part.compute].acquire(part)
             if self._clock is not None:
-                part.notes.append([_now(home)])
+                part.notes.append([self._now(home)])
             return moved
 
         def leave(_: nn.Module, __: Any, result: Any) -> Any:
             if self._clock is not None:
-                part.notes[-1].append(_now(home))
+                part.notes[-1].append(self._now(home))
             late = part.inner is None or not part.early
             if part.number >= 0 and late:
                 self._rings[part.compute].release(part)
@@ -211,6 +214,14 @@ class Offload:
             part.module.register_forward_pre_hook(enter, with_kwargs=True),
             part.module.register_forward_hook(leave),
         ]
+
+    def _now(self, home: torch.device) -> Any:
+        if home.type != "cuda":
+            return time.perf_counter()
+        # To make an event takes longer than to record it, which is most of what a small part takes.
+        mark = self._marks.pop() if self._marks else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark.record(torch.cuda.current_stream(home))
+        return mark
 
     def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next((t for t in _tensors((args, kwargs))), None)
@@ -224,96 +235,126 @@ class Offload:
 
 
 class _Ring:
-    """Buffers on a device, filled one after the other with the weights of the parts that stream through it.
+    """Memory on a device through which weights are streamed, part after part, run after run.
 
-    The part with number k is always in buffer k modulo their count, so its weights are views that never change. A
-    buffer is filled anew when the part before in it has been released; that goes on over the end of a run, as the next
-    run begins with the first part again.
+    Each part has its place there, so its weights are views that never change. Any `window` parts in a row lie side by
+    side; others share places. A part is fetched again when what it would overwrite has been read; that goes on over the
+    end of a run, as the next run begins with the first part again.
     """
 
-    def __init__(self, device: torch.device, sizes: Sequence[int]) -> None:
+    def __init__(self, device: torch.device, sizes: Sequence[int], window: int) -> None:
         self._device, self._sizes = device, sizes
+        self._places = places = _side_by_side(sizes, window)
+        #: Bytes that it takes.
+        self.bytes = max(begin + size for begin, size in zip(places, sizes, strict=True))
+        self._over = [[other for other, there in enumerate(places) if other != part
+                       and there < begin + sizes[part] and begin < there + sizes[other]]
+                      for part, begin in enumerate(places)]  # fmt: skip
         self._parts: list[_Part] = []
-        self._buffers: list[torch.Tensor] = []
-        self._loaded = [-1] * len(sizes)  # the part that is in each buffer, or on its way
-        self._busy = [False] * len(sizes)  # whether it is being read
-        self._used = [True] * len(sizes)  # whether it has been read since it came
+        self._memory: torch.Tensor | None = None
+        self._loaded = [False] * len(sizes)  # or on its way
+        self._wanted = [False] * len(sizes)  # loaded, and not read since
+        self._busy = [False] * len(sizes)  # being read
         self._next = 0
         self._copier: _Copier = _CudaCopier(device, len(sizes)) if device.type == "cuda" else _Copier(len(sizes))
 
     def add(self, part: _Part) -> None:
-        if not self._buffers:
-            self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in self._sizes]
+        """The next in order."""
         self._parts.append(part)
-        _spread(part.weights, self._buffers[part.number % len(self._sizes)])
+        _spread(part.weights, self._place(part.number))
 
     def start(self) -> None:
-        for slot in range(len(self._sizes)):
-            self._copier.done(slot)  # what used this memory before
+        """Fetch what comes first."""
+        for number in range(len(self._parts)):
+            self._copier.done(number)  # what used this memory before
         self._ahead()
 
     def acquire(self, part: _Part) -> None:
-        """Work that follows finds the part's weights in its buffer."""
-        slot = part.number % len(self._sizes)
-        if self._loaded[slot] != part.number:  # the model does not come to its parts as expected
-            if self._busy[slot]:
-                raise PlacewiseError(f"{part.path} needs a buffer that is in use: plan with a larger prefetch")
-            self._fetch(part.number)
-            self._next = part.number + 1
-        self._busy[slot] = True
-        self._copier.wait(slot)
+        """Work that follows finds the part's weights in their place."""
+        number = part.number
+        if not self._loaded[number]:  # the model does not come to its parts as expected
+            if any(self._busy[other] for other in self._over[number]):
+                raise PlacewiseError(f"{part.path} needs memory that is in use: plan with a larger prefetch")
+            self._fetch(number)
+            self._next = (number + 1) % len(self._parts)
+        self._wanted[number] = self._busy[number] = True
+        self._copier.wait(number)
 
     def release(self, part: _Part) -> None:
         """Its weights are no longer read, once the work so far is done."""
-        slot = part.number % len(self._sizes)
-        if self._busy[slot]:
-            self._busy[slot], self._used[slot] = False, True
-            self._copier.done(slot)
+        if self._busy[part.number]:
+            self._wanted[part.number] = self._busy[part.number] = False
+            self._copier.done(part.number)
             self._ahead()
 
     def close(self) -> None:
+        """No more copies."""
         self._copier.close()
 
     def _ahead(self) -> None:
-        """Begin to fetch what comes next, as long as there are buffers for it."""
-        for _ in self._sizes:
-            number = self._next % len(self._parts)
-            slot = number % len(self._sizes)
-            if self._loaded[slot] == number or self._busy[slot] or not self._used[slot]:
+        """Begin to fetch what comes next, as long as nothing is in the way that has yet to be read."""
+        for _ in self._parts:
+            number = self._next
+            if self._wanted[number] or any(self._wanted[other] for other in self._over[number]):
                 return
-            self._fetch(number)
-            self._next = number + 1
+            if not self._loaded[number]:
+                self._fetch(number)
+            self._wanted[number] = True
+            self._next = (number + 1) % len(self._parts)
 
     def _fetch(self, number: int) -> None:
-        slot, source = number % len(self._sizes), self._parts[number].source
+        source = self._parts[number].source
         assert source is not None
-        self._loaded[slot], self._used[slot] = number, False
-        self._copier.copy(slot, source, self._buffers[slot][: len(source)])
+        for other in self._over[number]:
+            self._loaded[other] = self._wanted[other] = False
+        self._loaded[number] = True
+        self._copier.copy(number, source, self._place(number), self._over[number])
+
+    def _place(self, number: int) -> torch.Tensor:
+        if self._memory is None:
+            self._memory = torch.empty(self.bytes, dtype=torch.uint8, device=self._device)
+        return self._memory[self._places[number] :][: self._sizes[number]]
+
+
+def _side_by_side(sizes: Sequence[int], window: int) -> list[int]:
+    """Where each of some parts begins, such that no two that are less than `window` apart in the circle overlap.
+
+    Largest first, each as far down as it can be. That is seldom more than the largest `window` in a row.
+    """
+    count, places = len(sizes), [-1] * len(sizes)
+    for part in sorted(range(count), key=lambda part: -sizes[part]):
+        near = {(part + step) % count for step in range(1 - window, window)} - {part}
+        begin = 0
+        for there, size in sorted((places[other], sizes[other]) for other in near if places[other] >= 0):
+            if there < begin + sizes[part]:
+                begin = max(begin, there + size)
+        places[part] = begin
+    return places
 
 
 class _Copier:
     """Copies beside the work, in a thread."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, count: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="placewise copies")
-        self._coming: list[Future[Any] | None] = [None] * slots
+        self._coming: list[Future[Any] | None] = [None] * count
 
-    def copy(self, slot: int, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Begin."""
-        self._coming[slot] = self._pool.submit(self._copied, source, target)
+    def copy(self, number: int, source: torch.Tensor, target: torch.Tensor, over: Sequence[int]) -> None:
+        """Begin; what others had there is read by then, or will be once the work so far is done."""
+        self._coming[number] = self._pool.submit(self._copied, source, target)
 
     @staticmethod
     def _copied(source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source)
 
-    def wait(self, slot: int) -> None:
-        """Until the copy to a buffer is through."""
-        coming = self._coming[slot]
+    def wait(self, number: int) -> None:
+        """Until the copy of a part is through."""
+        coming = self._coming[number]
         if coming is not None:
             coming.result()
 
-    def done(self, slot: int) -> None:
-        """The buffer has been read."""
+    def done(self, number: int) -> None:
+        """The part has been read."""
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
@@ -322,22 +363,23 @@ class _Copier:
 class _CudaCopier(_Copier):
     """Copies on a stream of their own; nobody waits but the streams."""
 
-    def __init__(self, device: torch.device, slots: int) -> None:
+    def __init__(self, device: torch.device, count: int) -> None:
         self._device, self._stream = device, stream(device)
-        self._arrived = [event() for _ in range(slots)]
-        self._read = [event() for _ in range(slots)]
+        self._arrived = [event() for _ in range(count)]
+        self._read = [event() for _ in range(count)]
 
-    def copy(self, slot: int, source: torch.Tensor, target: torch.Tensor) -> None:
+    def copy(self, number: int, source: torch.Tensor, target: torch.Tensor, over: Sequence[int]) -> None:
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._read[slot])
+            for other in (number, *over):
+                self._stream.wait_event(self._read[other])
             target.copy_(source, non_blocking=True)
-            self._arrived[slot].record(self._stream)
+            self._arrived[number].record(self._stream)
 
-    def wait(self, slot: int) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._arrived[slot])
+    def wait(self, number: int) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._arrived[number])
 
-    def done(self, slot: int) -> None:
-        self._read[slot].record(torch.cuda.current_stream(self._device))
+    def done(self, number: int) -> None:
+        self._read[number].record(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -444,14 +486,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for part in value.values():
             yield from _tensors(part)
-
-
-def _now(home: torch.device) -> Any:
-    if home.type != "cuda":
-        return time.perf_counter()
-    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    mark.record(torch.cuda.current_stream(home))
-    return mark
 
 
 def _seconds(began: Any, ended: Any) -> float:

@@ -162,7 +162,8 @@ class CudaPort(Port):
                 value.record_stream(given.out)
             arrived.record(self._in)
         else:
-            pinned = value if value.device.type != "cpu" or value.is_pinned() else value.pin_memory()
+            # What is expanded has one value in many places, which no pinned copy can have.
+            pinned = value if value.device.type != "cpu" or value.is_pinned() else value.contiguous().pin_memory()
             with torch.cuda.stream(self._in):
                 copy = pinned.to(self.device, non_blocking=True)
                 arrived.record(self._in)

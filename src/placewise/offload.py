@@ -1,7 +1,7 @@
 """PyTorch models that do not fit a GPU, run as a plan of `--engine torch-offload` says, on the model itself.
 
 Each part of the model is resident on a device, or its weights are at home on another (the host) and are streamed to
-where it computes: through memory for as many of them as the plan's `prefetch`, filled while earlier parts compute. Hooks
+where it computes: through memory for as many as the plan's `prefetch`, filled while earlier parts compute. Hooks
 do all of it, so `model(...)` and `model.generate(...)` work as before; caches are kept where a layer computes.
 """
 

@@ -262,7 +262,7 @@ def test_the_verdict_comes_first(opened, both):
     view = opened(both[0])
     cards = view.locator("#verdict .card").all_inner_texts()
     assert "25.0 ms" in cards[0]  # 5 ms, a transfer of 4 ms, 16 ms
-    assert "50%" in cards[1]
+    assert "50.0%" in cards[1]  # as the terminal says it
     assert "on fast, the fullest" in cards[2]
     assert "83%" in cards[2]
     assert "chain of steps" in cards[3]
@@ -309,7 +309,7 @@ def test_what_a_device_holds_is_told_where_one_points(opened, both):
     )
     view.locator("#memory canvas").scroll_into_view_if_needed()
     area = view.locator("#memory canvas").bounding_box()
-    view.mouse.move(area["x"] + 118, area["y"] + 40)  # during the first op
+    view.mouse.move(area["x"] + 140, area["y"] + 40)  # during the first op
     drawn = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(written))))"
     during = view.evaluate(drawn)
     assert "5.72 MiB" in during  # two weights of a megabyte and the input of four
@@ -360,8 +360,8 @@ def test_zoom_pan_and_the_whole(opened, both):
 
     def first_op():
         left, y, _ = lane_middle(view, 0)
-        view.mouse.move(left + 125, 5)
-        view.mouse.move(left + 125, y)
+        view.mouse.move(left + 140, 5)
+        view.mouse.move(left + 140, y)
         tip = view.locator(".tip")
         seen.append(tip.locator("div span").first.inner_text() if tip.is_visible() else "")
 
@@ -396,7 +396,10 @@ def test_a_click_in_the_timeline_unfolds_the_graph(opened, both):
     assert "add" in box_names(view)
     assert view.locator(".box.now").get_attribute("aria-label").startswith("add: add · 2.00 ms, on slow")
     view.get_by_role("button", name="Show it in the timeline").click()
-    assert view.locator("#timeline canvas").is_visible()
+    said = view.locator("#timeline [aria-live]").text_content()
+    assert said.startswith("op layers.5.add, module layers.5")  # the cursor is on it, and it is told
+    assert view.locator("#timeline .tip").is_visible()
+    assert view.evaluate("document.activeElement.tagName") == "CANVAS"
 
 
 def test_the_graph_folds_and_unfolds(opened, both):
@@ -414,6 +417,23 @@ def test_the_graph_folds_and_unfolds(opened, both):
     assert {"mul", "add"} <= set(box_names(view))
     view.locator(".box.now").press("Backspace")
     assert sorted(box_names(view)) == sorted([MARKUP, *"012345"])
+
+
+def test_what_moves_between_boxes_is_what_changes_devices(opened):
+    """Two modules with an op on either device each, which give to ops on their own device only: nothing moves."""
+    build = GraphBuilder("mixed")
+    for name in "xy":
+        tensor = build.op(f"{name}0", kind="k", op_modules="first", outputs=[1e6])
+        build.op(f"{name}1", kind="k", op_modules="second", inputs=tensor)
+    problem = odd(build)
+    seen = []
+    for placement in ([0, 0, 1, 1], [0, 1, 1, 1]):
+        view = opened(planned(problem, placement))
+        view.get_by_label("Fold everything").click()
+        assert box_names(view) == ["first", "second"]
+        assert view.locator(".box .where").first.inner_text() == "box + bbox"
+        seen.append([view.locator(f".sheet path{one}").count() for one in ("", ".crosses")])
+    assert seen == [[1, 0], [1, 1]]
 
 
 def test_tables_sort_and_filter(opened, both):
@@ -496,6 +516,7 @@ def test_predicted_beside_measured(opened, both):
         {"claim": "time", "claimed": 0.022, "found": 0.03, "verdict": "+36%"},
         {"claim": "outputs", "claimed": 1e-4, "found": 0.0, "verdict": "holds"},
         {"claim": "busy fast", "claimed": 0.02, "found": 0.03, "verdict": "holds"},
+        {"claim": "memory of idle", "claimed": None, "found": None, "verdict": "holds"},
     ]
     seen = {
         "plan": "",
@@ -516,6 +537,14 @@ def test_predicted_beside_measured(opened, both):
     assert view.locator("#verified tbody .bad").inner_text() == "+36%"
     assert view.locator("#verified tbody tr", has_text="outputs").inner_text().split()[-2:] == ["equal", "holds"]
     assert view.locator("#verified tbody tr", has_text="busy").inner_text().split()[-1] == "+50%"
+    assert view.locator("#verdict .bad").inner_text() == "measured 30.0 ms, 36% more than predicted"
+    order = []
+    for _ in range(2):  # what has no number is last, whichever way one sorts
+        view.locator("#verified th").nth(2).get_by_role("button").click()
+        order.append([row.split()[0] for row in view.locator("#verified tbody tr").all_inner_texts()])
+    assert order == [["time", "busy", "outputs", "memory"], ["outputs", "time", "busy", "memory"]]
+    assert view.locator("nav a").first.inner_text() == "Predicted and measured"
+    assert opened(both[0]).locator("nav a").first.inner_text() == "Timeline"
     assert opened(both[0]).locator("#verified").is_hidden()
     wide = opened(both[0], verified=[{**seen, "holds": True, "within": 1000.0}]).locator("#verified").inner_text()
     assert "Everything that the plan claims held, where the time may be 100000% off." in wide
@@ -527,7 +556,7 @@ def test_planning_is_drawn(opened, both):
     view = opened(both[0])
     told = view.locator("#progress svg").get_attribute("aria-label")
     assert "from 30.0 ms to 20.0 ms in 2 steps" in told
-    assert "bound rose from 10.0 ms to 12.5 ms, and the gap fell from 67% to 50%" in told
+    assert "bound rose from 10.0 ms to 12.5 ms, and the gap fell from 66.7% to 50.0%" in told
     assert view.locator("#progress path.bound").count() == 1
     assert opened(both[1]).locator("#progress").is_hidden()
 

@@ -1,7 +1,7 @@
 // Several plans: what each is worth, and which ops are elsewhere.
 
 import { button, h, section } from "./dom";
-import { count, counted, seconds, share } from "./format";
+import { count, counted, percent, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
 import { chip } from "./tables";
@@ -49,7 +49,7 @@ export function compare(state: State): HTMLElement {
         { name: "Time", least: true, value: (p) => p.value, show: (p) => seconds(p.value) },
         ...state.differ.map((what) => ({ name: what[0].toUpperCase() + what.slice(1), text: true, value: about[what] })),
         ...(ranked ? [{ name: "Against shown", least: true, value: (p: Row) => p.value / base, show: (p: Row) => (p === plan ? "–" : `${p.value >= base ? "+" : "−"}${seconds(Math.abs(p.value - base))} (${p.value >= base ? "+" : "−"}${share(Math.abs(p.value / base - 1))})`) }] : []),
-        { name: "Gap", least: true, value: (p) => p.gap, show: (p) => share(p.gap) },
+        { name: "Gap", least: true, value: (p) => p.gap, show: (p) => percent(p.gap) },
         { name: "Transfers", value: (p) => p.transfers, show: (p) => count(p.transfers) },
         { name: "Planner", text: true, value: (p) => p.planner },
         { name: "Box", text: true, value: (p) => p.cluster },

@@ -15,6 +15,7 @@ export interface Graph {
   source: Uint32Array; // edges between items
   target: Uint32Array;
   size: Float32Array;
+  fresh: Uint8Array; // edges of one tensor follow each other: where the next tensor begins
   parent: Int32Array; // the tree of modules; the root is first
   labels: string[];
   paths: string[];

@@ -43,6 +43,11 @@ export function share(value: number): string {
   return `${percent.toFixed(Math.abs(percent) < 9.95 && percent !== 0 ? 1 : 0)}%`;
 }
 
+/** How far at most from the best, as precisely as the terminal says it. */
+export function percent(value: number): string {
+  return `${(100 * value).toFixed(1)}%`;
+}
+
 export function count(value: number): string {
   return value.toLocaleString("en");
 }

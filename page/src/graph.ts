@@ -32,7 +32,7 @@ export interface GraphView {
   reveal(item: number): void;
 }
 
-export function graph(state: State, showInTimeline: (item: number) => void): GraphView {
+export function graph(state: State, showInTimeline: (item: number) => boolean): GraphView {
   let tree = new Tree(state.graph);
   let open = new Set<number>();
   let chosen: Box | null = null;
@@ -82,12 +82,12 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
     const visible = tree.visible(open);
     const contents = sums(state, tree, visible);
     addStrips(state, tree, contents);
-    const links = wiresBetween(state.graph, tree.owner, visible.length);
+    const links = wiresBetween(state, tree.owner, visible.length);
     const across = scroll.clientWidth >= 560;
     const drawn = new Layout();
     drawn.setGraph({ rankdir: across ? "LR" : "TB", nodesep: 14, ranksep: across ? 46 : 34, marginx: 16, marginy: 16 });
     visible.forEach((_, i) => drawn.setNode(String(i), { width: WIDE, height: TALL }));
-    for (const [a, b, size] of links) drawn.setEdge(String(a), String(b), { size });
+    for (const wire of links) drawn.setEdge(String(wire.from), String(wire.to), wire);
     if (visible.length) layout(drawn);
     const { width = 0, height = 0 } = drawn.graph() as { width?: number; height?: number };
     sheet.style.width = `${width * zoom}px`;
@@ -99,11 +99,9 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
     wires.setAttribute("viewBox", `0 0 ${width} ${height}`);
     wires.replaceChildren(
       ...drawn.edges().map((edge) => {
-        const [a, b] = [Number(edge.v), Number(edge.w)];
-        const { points, size } = drawn.edge(edge) as { points: { x: number; y: number }[]; size: number };
-        const crosses = contents[a].devices.some((n, d) => n > 0 && contents[b].devices.some((m, e) => m > 0 && d !== e));
+        const { points, size, moves } = drawn.edge(edge) as unknown as Wire & { points: { x: number; y: number }[] };
         const thick = 1 + Math.min(3, Math.max(0, Math.log10(Math.max(1, size)) - 5) * 0.7);
-        return svg("path", { d: curve(points), class: crosses ? "crosses" : "", "stroke-width": thick });
+        return svg("path", { d: curve(points), class: moves > 0 ? "crosses" : "", "stroke-width": thick });
       }),
     );
     boxes.replaceChildren(
@@ -172,7 +170,9 @@ export function graph(state: State, showInTimeline: (item: number) => void): Gra
       h("p", {}, h("b", {}, tree.full(box)), ` · ${counted(inside.ops, "op")} · ${seconds(inside.time)} · makes ${bytes(inside.bytes)}`),
       h(
         "div", { class: "tools" },
-        box >= 0 ? button("Unfold", `Unfold ${tree.name(box)}`, () => toggle(box)) : button("Show in timeline", "Show it in the timeline", () => showInTimeline(-1 - box)),
+        box >= 0 ? button("Unfold", `Unfold ${tree.name(box)}`, () => toggle(box)) : button("Show in timeline", "Show it in the timeline", () => {
+          if (!showInTimeline(-1 - box)) about.replaceChildren(h("p", {}, `${tree.full(box)} takes no time, or is part of what is drawn as one.`));
+        }),
         up > 0 ? button(`Fold ${tree.name(up)}`, `Fold ${tree.name(up)}`, () => fold(up)) : null,
       ),
     );
@@ -313,15 +313,37 @@ function addStrips(state: State, tree: Tree, found: Contents[]): void {
   found.forEach((_, box) => close(box, Math.max(1, COLUMNS - column[box])));
 }
 
-/** [from, to, bytes] between visible boxes. */
-function wiresBetween(graph: Graph, owner: Int32Array, n: number): [number, number, number][] {
-  const found = new Map<number, number>();
-  for (let e = 0; e < graph.source.length; e++) {
-    const a = owner[graph.source[e]];
-    const b = owner[graph.target[e]];
-    if (a !== b) found.set(a * n + b, (found.get(a * n + b) ?? 0) + graph.size[e]);
+/** What one visible box gives another: bytes that it reads, and those of them that change devices on the way. */
+interface Wire {
+  from: number;
+  to: number;
+  size: number;
+  moves: number;
+}
+
+function wiresBetween(state: State, owner: Int32Array, n: number): Wire[] {
+  const { source, target, size, fresh } = state.graph;
+  const { device, devices } = state.plan;
+  const found = new Map<number, Wire>();
+  // A tensor is read once by each box, and comes once to each device of it, however many of its ops read it there.
+  const readBy = new Int32Array(n).fill(-1);
+  const cameTo = new Int32Array(n * devices.length).fill(-1);
+  let tensor = 0;
+  for (let e = 0; e < source.length; e++) {
+    tensor += fresh[e];
+    const [a, b] = [owner[source[e]], owner[target[e]]];
+    if (a === b) continue;
+    const wire = found.get(a * n + b) ?? { from: a, to: b, size: 0, moves: 0 };
+    found.set(a * n + b, wire);
+    if (readBy[b] !== tensor) wire.size += size[e];
+    readBy[b] = tensor;
+    const there = b * devices.length + device[target[e]];
+    if (device[source[e]] !== device[target[e]] && cameTo[there] !== tensor) {
+      wire.moves += size[e];
+      cameTo[there] = tensor;
+    }
   }
-  return [...found].map(([key, size]) => [Math.floor(key / n), key % n, size]);
+  return [...found.values()];
 }
 
 function curve(points: { x: number; y: number }[]): string {

@@ -20,38 +20,33 @@ async function main(): Promise<void> {
   holder.remove();
   const state = new State(page);
   for (const plan of page.plans) plan.devices.forEach((device) => paint(device.name)); // colours by order of the box
-  const graphView = graph(state, (item) => {
-    const { item: items, start, length, lane } = state.plan.slices;
-    const slice = items.findIndex((one, i) => one === item && lane[i] < state.plan.devices.length);
-    if (slice >= 0) state.look(start[slice] - 10 * length[slice], start[slice] + 11 * length[slice]);
-    document.getElementById("timeline")!.scrollIntoView();
-  });
+  const graphView = graph(state, (item) => timelineView.reveal(item));
+  const timelineView = timeline(state, graphView.reveal);
   const several = page.plans.length > 1;
-  document.getElementById("page")!.replaceChildren(
-    header(state),
-    ...(several ? [chooser(state)] : []),
-    verdict(state),
+  const sections = [
     verified(state),
     ...(several ? [compare(state)] : []),
-    timeline(state, graphView.reveal),
+    timelineView.element,
     memory(state),
     graphView.element,
     ...tables(state, graphView.reveal),
     progress(state),
-    footer(state),
-  );
+  ];
+  document.getElementById("page")!.replaceChildren(header(state, sections), ...(several ? [chooser(state)] : []), verdict(state), ...sections, footer(state));
   // Once what is visible has been drawn; benchmarks and tests wait for it.
   requestAnimationFrame(() => setTimeout(() => document.documentElement.setAttribute("data-ready", String(performance.now()))));
 }
 
-function header(state: State): HTMLElement {
+function header(state: State, sections: HTMLElement[]): HTMLElement {
   const about = h("p", { class: "about" });
   const title = h("h1");
+  const links = h("nav", { "aria-label": "Sections" });
   const draw = () => {
     const { plan, graph } = state;
     const found = plan.found_by && plan.found_by !== plan.planner ? ` (${plan.found_by})` : "";
     const ended = plan.stopped === "finished" ? "" : plan.stopped === "budget" ? ", its whole budget" : ", interrupted";
     const costs = Object.entries(plan.cost_shares).map(([label, part], _, all) => (all.length > 1 ? `${share(part)} ${label}` : label));
+    links.replaceChildren(...sections.filter((one) => !one.hidden).map((one) => h("a", { href: `#${one.id}` }, one.querySelector("h2")!.textContent)));
     title.replaceChildren(graph.name, h("span", {}, ` on ${plan.cluster}`));
     about.textContent =
       `${counted(graph.ops, "op")} on ${counted(plan.devices.length, "device")}, for ${plan.objective}. Planned by ${plan.planner}${found} in ${seconds(plan.seconds)}${ended}. ` +
@@ -59,12 +54,11 @@ function header(state: State): HTMLElement {
   };
   state.on(["plan"], draw);
   draw();
-  const sections = [["timeline", "Timeline"], ["memory", "Memory"], ["graph", "Graph"], ["devices", "Devices"], ["modules", "Modules"], ["ops", "Ops"]];
   return h(
     "header", {},
     h("div", { class: "top" }, title, themeButton(state)),
     about,
-    h("nav", { "aria-label": "Sections" }, ...sections.map(([id, name]) => h("a", { href: `#${id}` }, name))),
+    links,
   );
 }
 

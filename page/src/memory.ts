@@ -4,29 +4,32 @@ import { paint } from "./colours";
 import { h, section } from "./dom";
 import { bytes, share } from "./format";
 import type { State } from "./state";
-import { AXIS, TimeCanvas, shortened } from "./timecanvas";
+import { AXIS, TimeCanvas } from "./timecanvas";
 
 const LANE = 64;
 const GAP = 14;
+const LINE = 20; // of text above a lane, where there is no room beside it
 const FAR = 0.2;
 
 export function memory(state: State): HTMLElement {
   const used = () => state.plan.devices.map((device, i) => ({ device, i })).filter(({ device }) => device.peak > 0);
-
+  // Limits far above all curves would press them flat: then their lines are broken, and each curve has half its lane.
+  const far = () => used().every(({ device }) => device.memory !== null && device.peak < FAR * device.memory);
+  const above = () => (canvas.narrow ? LINE : 0);
   const pipelined = state.plan.objective === "throughput";
 
   function draw(on: TimeCanvas): void {
     const { ctx, colours, width, gutter } = on;
+    const broken = far();
     used().forEach(({ device, i }, row) => {
-      const top = AXIS + 6 + row * (LANE + GAP);
+      const top = AXIS + 6 + row * (above() + LANE + GAP) + above();
       const bottom = top + LANE;
-      // A limit far above would press the curve flat: then its line is broken, and the curve has half the room.
-      const far = device.memory !== null && device.peak < FAR * device.memory;
-      const most = far ? device.peak / 0.55 : (device.memory ?? device.peak);
+      const most = broken ? device.peak / 0.55 : (device.memory ?? device.peak);
       const y = (held: number) => bottom - (LANE - 6) * Math.min(1.05, most > 0 ? held / most : 0);
       const { colour } = paint(device.name);
-      on.label(device.name, top + 14);
-      on.label(device.memory === null ? bytes(device.peak) : share(device.peak / device.memory), top + 31, false);
+      const limit = device.memory === null ? "" : `${share(device.peak / device.memory)} of ${bytes(device.memory)}`;
+      if (on.narrow) on.label(device.name, top - LINE / 2, true, `up to ${bytes(device.peak)}${limit && `, ${limit}`}`);
+      else [device.name, `up to ${bytes(device.peak)}`, limit].forEach((text, k) => on.label(text, top + 14 + 17 * k, k === 0));
       ctx.globalAlpha = 0.07;
       ctx.fillStyle = colours.ink;
       ctx.fillRect(gutter, y(most), width - gutter, bottom - y(most));
@@ -58,7 +61,7 @@ export function memory(state: State): HTMLElement {
       if (device.memory !== null) {
         ctx.strokeStyle = colours.ink;
         ctx.lineWidth = 1;
-        ctx.setLineDash(far ? [3, 5] : []);
+        ctx.setLineDash(broken ? [3, 5] : []);
         ctx.beginPath();
         ctx.moveTo(gutter, Math.round(y(most)) - 0.5);
         ctx.lineTo(width, Math.round(y(most)) - 0.5);
@@ -75,16 +78,6 @@ export function memory(state: State): HTMLElement {
         ctx.setLineDash([]);
       }
       ctx.restore();
-      ctx.textAlign = "right";
-      const limit = device.memory === null ? "" : ` of ${bytes(device.memory)}${far ? ", not to scale" : ""}`;
-      const text = shortened(ctx, `peak ${bytes(device.peak)}${limit}`, width - gutter - 8);
-      const wide = ctx.measureText(text).width;
-      ctx.globalAlpha = 0.8;
-      ctx.fillStyle = colours.panel;
-      ctx.fillRect(width - wide - 10, bottom - 20, wide + 8, 17);
-      ctx.globalAlpha = 1;
-      ctx.fillStyle = colours.ink;
-      ctx.fillText(text, width - 6, bottom - 11);
       if (state.at !== null) pointed(on, state.at, held[lastBefore(times, state.at)], top, bottom);
     });
   }
@@ -115,20 +108,22 @@ export function memory(state: State): HTMLElement {
     return `Memory over time: ${facts.join(", ")}.`;
   }
 
-  const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (LANE + GAP));
+  const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (above() + LANE + GAP));
   state.on(["at"], () => canvas.soon());
   const nothing = h("p", { class: "about" }, "No op of this plan has a size.");
   const over = h("div", { class: "over panel" }, canvas.canvas);
-  const choose = () => ((nothing.hidden = used().length > 0), (over.hidden = !nothing.hidden));
+  const about = h("p", { class: "about" });
+  const choose = () => {
+    nothing.hidden = used().length > 0;
+    over.hidden = !nothing.hidden;
+    about.textContent =
+      "Bytes that each device holds, over the same time as above; " +
+      (far() ? "the broken line stands for what it has, which is far above: each curve has a scale of its own." : "the line at the top is what it has.") +
+      (pipelined ? " The curve is that of one sample; the dashed line is what counts, with the pipeline full." : "");
+  };
   state.on(["plan"], choose);
   choose();
-  return section(
-    "memory", "Memory",
-    "Bytes that each device holds, over the same time as above; the line at the top is what it has." +
-      (pipelined ? " The curve is that of one sample; the dashed line is what counts, with the pipeline full." : ""),
-    over,
-    nothing,
-  );
+  return section("memory", "Memory", null, about, over, nothing);
 }
 
 /** The place of the last of growing times that is not after `time`. */

@@ -1,7 +1,7 @@
 // How planning went: the best value so far, the bound, and the gap between them, over the seconds that it took.
 
 import { h, key, section, svg } from "./dom";
-import { counted, seconds, share, tick, ticks } from "./format";
+import { counted, percent, seconds, tick, ticks } from "./format";
 import type { State } from "./state";
 
 const WIDE = 720;
@@ -38,7 +38,7 @@ export function progress(state: State): HTMLElement {
     const back = [...bounds].reverse().map(([time, value], i, all) => `V${y(value)}H${x(i + 1 < all.length ? Math.max(time, first[0]) : first[0])}`).join("");
     const marks = powers ? [low / 0.96, Math.sqrt(low * high), high / 1.04] : ticks(low, high, 4);
     const rose = bounds.length > 1 ? `rose from ${seconds(bounds[0][1])} to ${seconds(bounds[bounds.length - 1][1])}` : `is ${seconds(bounds[0][1])}`;
-    const gaps = [1 - bounds[0][1] / first[2], plan.gap].map((gap) => share(Math.max(0, gap)));
+    const gaps = [1 - bounds[0][1] / first[2], plan.gap].map((gap) => percent(Math.max(0, gap)));
     const text =
       `The best plan went from ${seconds(first[2])} to ${seconds(best)} in ${counted(history.length, "step")}, over ${seconds(plan.seconds)} and ${counted(plan.evaluations, "evaluation")}. ` +
       `The bound ${rose}, and the gap fell from ${gaps[0]} to ${gaps[1]}.`;

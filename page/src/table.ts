@@ -1,11 +1,11 @@
 // A table that sorts by a click on its head and filters as one types. Long ones show their first rows.
 
 import { button, h } from "./dom";
-import { count } from "./format";
+import { count, counted } from "./format";
 
 export interface Column<Row> {
   name: string;
-  value: (row: Row) => string | number;
+  value: (row: Row) => string | number | null; // null: there is none, which comes last
   show?: (row: Row) => Node | string;
   text?: boolean; // aligned as text, and first from A to Z
   least?: boolean; // the least is best, and comes first
@@ -39,14 +39,19 @@ export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[],
     const keys = rows.map(by === null ? () => 0 : columns[by].value); // as they came, unless sorted
     const sign = falling ? -1 : 1;
     const order = rows.map((_, i) => i).filter((i) => texts[i].includes(wanted));
-    order.sort((a, b) => sign * (typeof keys[a] === "number" ? (keys[a] as number) - (keys[b] as number) : String(keys[a]).localeCompare(String(keys[b]), "en", { numeric: true })) || a - b);
+    order.sort((a, b) => Number(keys[a] === null) - Number(keys[b] === null) || sign * compared(keys[a], keys[b]) || a - b);
     body.replaceChildren(
       ...order.slice(0, limit).map((i) =>
         h("tr", {}, ...columns.map((column) => h("td", { class: column.text ? "" : "number" }, column.show ? column.show(rows[i]) : String(column.value(rows[i]))))),
       ),
     );
     more.hidden = order.length <= limit;
-    status.textContent = order.length > limit ? `${count(limit)} of ${count(order.length)} rows` : wanted ? `${count(order.length)} rows` : "";
+    status.textContent = order.length > limit ? `${count(limit)} of ${count(order.length)} rows` : wanted ? counted(order.length, "row") : "";
+  }
+
+  function compared(a: string | number | null, b: string | number | null): number {
+    if (a === null || b === null) return 0;
+    return typeof a === "number" ? a - (b as number) : a.localeCompare(String(b), "en", { numeric: true });
   }
 
   const filter = h("input", {

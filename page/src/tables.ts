@@ -38,7 +38,7 @@ function devices(plan: Plan): HTMLElement {
     { name: "Busy share", value: (d) => d.busy, show: (d) => share(plan.whole ? d.busy / plan.whole : 0) },
     { name: "Peak memory", value: (d) => d.peak, show: (d) => bytes(d.peak) },
     { name: "Memory", value: (d) => d.memory ?? Infinity, show: (d) => bytes(d.memory) },
-    { name: "Used", value: (d) => (d.memory ? d.peak / d.memory : 0), show: (d) => (d.memory ? share(d.peak / d.memory) : "–") },
+    { name: "Used", value: (d) => (d.memory ? d.peak / d.memory : null), show: (d) => (d.memory ? share(d.peak / d.memory) : "–") },
     { name: "Sent", value: (d) => d.sent, show: (d) => bytes(d.sent) },
     { name: "Received", value: (d) => d.received, show: (d) => bytes(d.received) },
   ], all, 3, 16);

@@ -14,6 +14,7 @@ export class TimeCanvas {
   width = 0;
   height = 0;
   gutter = 0;
+  narrow = false; // as on a phone
   colours = theme();
   private waiting = false;
   private pointers = new Map<number, number>();
@@ -51,7 +52,8 @@ export class TimeCanvas {
     if (!wide) return;
     const ratio = window.devicePixelRatio || 1;
     this.width = wide;
-    this.gutter = wide < 560 ? 62 : 112;
+    this.narrow = wide < 560;
+    this.gutter = this.narrow ? 84 : 126;
     this.height = this.arrange();
     this.canvas.setAttribute("aria-label", this.describe());
     this.canvas.style.height = `${this.height}px`;
@@ -96,14 +98,22 @@ export class TimeCanvas {
     this.drawLanes(this);
   }
 
-  /** Text in the room left of the lanes. */
-  label(text: string, y: number, strong = true): void {
+  /** Text in the room left of the lanes; with `more` beside it, across the whole width. */
+  label(text: string, y: number, strong = true, more = ""): void {
     const { ctx } = this;
     ctx.textAlign = "left";
+    if (more) {
+      ctx.fillStyle = this.colours.panel;
+      ctx.fillRect(0, y - 9, this.width, 18); // no line of the axis crosses it
+    }
     ctx.fillStyle = strong ? this.colours.ink : this.colours.soft;
     ctx.font = `${strong ? 600 : 400} 12px system-ui, sans-serif`;
-    ctx.fillText(shortened(ctx, text, this.gutter - 12), 2, y);
+    const name = shortened(ctx, text, more ? this.width / 3 : this.gutter - 12);
+    ctx.fillText(name, 2, y);
+    const from = 12 + ctx.measureText(name).width;
     ctx.font = "12px system-ui, sans-serif";
+    ctx.fillStyle = this.colours.soft;
+    if (more) ctx.fillText(shortened(ctx, more, this.width - from), from, y);
   }
 
   private listen(): void {
@@ -164,9 +174,12 @@ export class TimeCanvas {
   }
 }
 
+/** What is too long loses its middle: names often differ at their ends only. */
 export function shortened(ctx: CanvasRenderingContext2D, text: string, room: number): string {
   if (ctx.measureText(text).width <= room) return text;
-  let fits = Math.min(text.length, Math.floor(room / 4));
-  while (fits > 1 && ctx.measureText(`${text.slice(0, fits)}…`).width > room) fits--;
-  return fits > 1 ? `${text.slice(0, fits)}…` : "";
+  for (let kept = Math.min(text.length - 1, Math.floor(room / 3)); kept > 1; kept--) {
+    const cut = `${text.slice(0, Math.ceil(kept / 2))}…${text.slice(text.length - Math.floor(kept / 2))}`;
+    if (ctx.measureText(cut).width <= room) return cut;
+  }
+  return "";
 }

@@ -14,6 +14,7 @@ const FOOT = 22; // for what the lines at the bound and at the end say
 const CHANNELS_AT_FIRST = 6;
 const MODELS = 6; // whose ends are marked
 const SHADES = 8;
+const WAITS = 2; // the kinds of the chain's steps from here on
 
 interface Lane {
   plan: Plan;
@@ -38,7 +39,12 @@ interface Hit {
   slice: number;
 }
 
-export function timeline(state: State, jump: (item: number) => void): HTMLElement {
+export interface TimelineView {
+  element: HTMLElement;
+  reveal(item: number): boolean; // whether it has a slice
+}
+
+export function timeline(state: State, jump: (item: number) => void): TimelineView {
   let lanes: Lane[] = [];
   let blocks: Block[] = [];
   let titles: { text: string; y: number }[] = [];
@@ -92,6 +98,7 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
     cursor = pointed = null;
     legend.replaceChildren(
       ...(state.plan.chain.kind.length ? [key("the chain of steps that ends last", { class: "chain" })] : []),
+      ...(state.plan.chain.kind.some((kind) => kind >= WAITS) ? [key("its waits", { class: "chain waits" })] : []),
       ...(boundInTime(state.plan) === null ? [] : [key("no plan ends before", { class: "bound" })]),
       ...(moved ? [key("elsewhere in the other plan", { class: "moved" })] : []),
     );
@@ -117,7 +124,7 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
       ctx.fillText(shortened(ctx, text, width), 2, y);
     }
     ctx.font = "12px system-ui, sans-serif";
-    for (const lane of lanes) on.label(lane.name, lane.y + lane.tall / 2, lane.device);
+    for (const lane of lanes) on.label(lane.device ? lane.name : lane.name.replace("->", "→"), lane.y + lane.tall / 2, lane.device);
     ctx.save();
     ctx.beginPath();
     ctx.rect(gutter, AXIS - 4, width - gutter, height);
@@ -125,15 +132,23 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
     for (const lane of lanes) drawLane(on, lane);
     drawChain(on);
     drawEnds(on);
-    if (cursor) {
-      const { start, length } = cursor.lane.plan.slices;
-      const x = on.x(start[cursor.slice]);
-      const wide = Math.max(3, on.x(start[cursor.slice] + length[cursor.slice]) - x);
-      ctx.strokeStyle = colours.ink;
-      ctx.lineWidth = 2;
-      ctx.strokeRect(x - 1, cursor.lane.y - 2, wide + 2, cursor.lane.tall + 4);
-    }
+    if (pointed) outline(on, pointed, 1);
+    if (cursor) outline(on, cursor, 2);
     ctx.restore();
+  }
+
+  function outline(on: TimeCanvas, { lane, slice }: Hit, thick: number): void {
+    const { ctx, colours } = on;
+    const { start, length } = lane.plan.slices;
+    const x = Math.max(on.x(start[slice]), on.gutter - 9); // far ends are not seen, and some browsers cannot draw them
+    const end = Math.min(on.x(start[slice] + length[slice]), on.width + 9);
+    const wide = Math.max(3, end - x) + 2;
+    // Light around dark: it shows on any colour.
+    for (const [colour, width] of [[colours.panel, thick + 3], [colours.ink, thick]] as const) {
+      ctx.strokeStyle = colour;
+      ctx.lineWidth = width;
+      ctx.strokeRect(x - 1, lane.y - 2, wide, lane.tall + 4);
+    }
   }
 
   function drawLane(on: TimeCanvas, lane: Lane): void {
@@ -234,7 +249,7 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
         const x = on.x(start[i]);
         const end = Math.max(x + 1, on.x(start[i] + length[i]));
         if (y === drawnY && end <= drawnTo) continue; // a pixel is drawn once
-        ctx.globalAlpha = kind[i] < 2 ? 1 : 0.4; // waits are pale
+        ctx.globalAlpha = kind[i] < WAITS ? 1 : 0.4; // waits are pale
         ctx.fillRect(x, y - 2, end - x, 3);
         (drawnTo = end), (drawnY = y);
       }
@@ -346,13 +361,21 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
 
   // ---- hands
 
+  function point(hit: Hit | null): void {
+    if (hit?.slice !== pointed?.slice || hit?.lane !== pointed?.lane) canvas.soon();
+    pointed = hit;
+  }
+
   const canvas = new TimeCanvas(state, label, draw, arrange);
   canvas.canvas.addEventListener("pointermove", (event) => {
-    pointed = hitAt(event.offsetX, event.offsetY);
+    point(hitAt(event.offsetX, event.offsetY));
     canvas.canvas.style.cursor = pointed ? "pointer" : "grab";
     if (event.pointerType === "mouse") showTip(event.buttons ? null : pointed, event.offsetX, event.offsetY);
   });
-  canvas.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && showTip(null, 0, 0));
+  canvas.canvas.addEventListener("pointerleave", (event) => {
+    point(null);
+    if (event.pointerType === "mouse") showTip(null, 0, 0);
+  });
   canvas.canvas.addEventListener("click", (event) => {
     const touched = (event as PointerEvent).pointerType === "touch";
     const hit = touched ? hitAt(event.offsetX, event.offsetY) : pointed; // a click knows whole pixels only
@@ -411,13 +434,34 @@ export function timeline(state: State, jump: (item: number) => void): HTMLElemen
     more,
   );
   const throughput = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
-  return section(
+  const element = section(
     "timeline", "Timeline",
     `What each device and channel does, over time.${throughput} Drag to move, pinch or Ctrl and wheel to zoom, click an op to find it in the graph.`,
     h("div", { class: "bar" }, tools, legend),
     h("div", { class: "over panel" }, canvas.canvas, tip),
     said,
   );
+  return {
+    element,
+    reveal(item) {
+      // Where it runs; of what is stored, where it is first moved to.
+      const lane = lanes.find((one) => one.plan === state.plan && sliceOf(one, item) >= 0);
+      if (!lane) return false;
+      cursor = { lane, slice: sliceOf(lane, item) };
+      const { start, length } = state.plan.slices;
+      const [from, wide] = [start[cursor.slice], length[cursor.slice]];
+      state.look(from - 10 * wide, from + 11 * wide);
+      element.scrollIntoView();
+      canvas.canvas.focus({ preventScroll: true });
+      follow();
+      return true;
+    },
+  };
+}
+
+function sliceOf({ plan, first, last }: Lane, item: number): number {
+  for (let i = first; i < last; i++) if (plan.slices.item[i] === item) return i;
+  return -1;
 }
 
 /** [lanes + 1] where the slices of each lane begin. */

@@ -3,7 +3,7 @@
 import { background } from "./colours";
 import type { Device, Plan } from "./data";
 import { h, key } from "./dom";
-import { bytes, change, count, perSecond, seconds, share } from "./format";
+import { bytes, change, count, percent, perSecond, seconds, share } from "./format";
 import { type State, unlike } from "./state";
 
 const METERS = 4; // devices whose memory is drawn
@@ -32,9 +32,9 @@ function cards(state: State): HTMLElement {
   const optimal = plan.gap <= 1e-9;
   return h(
     "div", { class: "cards" },
-    card("Time", seconds(plan.value), per, other ? compared(state) : null),
+    card("Time", seconds(plan.value), per, other ? compared(state) : null, measured(plan)),
     card(
-      "Gap", optimal ? "optimal" : share(plan.gap),
+      "Gap", optimal ? "optimal" : percent(plan.gap),
       optimal ? `No plan is faster${proved}.` : `at most: no plan is below ${seconds(plan.bound)}${proved}`,
       h("div", { class: "meter gap", "aria-hidden": "true" }, h("span", { style: `width:${100 * (1 - plan.gap)}%` })),
     ),
@@ -56,8 +56,16 @@ function meter(device: Device): HTMLElement {
   );
 }
 
-function card(name: string, value: string, about: string, extra: Node | null = null): HTMLElement {
-  return h("div", { class: "card" }, h("h3", {}, name), h("p", { class: "value" }, value), h("p", {}, about), extra);
+function card(name: string, value: string, about: string, ...extra: (Node | null)[]): HTMLElement {
+  return h("div", { class: "card" }, h("h3", {}, name), h("p", { class: "value" }, value), h("p", {}, about), ...extra);
+}
+
+/** What a real run took, where there was one. */
+function measured({ verified: seen }: Plan): HTMLElement | null {
+  if (!seen) return null;
+  const verdict = seen.findings.find(({ claim }) => claim.startsWith("time"))?.verdict;
+  const off = `${change(seen.predicted, seen.placed)} than predicted`.replace("the same than", "as");
+  return h("p", { class: `gain ${verdict === undefined ? "" : verdict === "holds" ? "good" : "bad"}` }, `measured ${seconds(seen.placed)}, ${off}`);
 }
 
 /** What the shown plan gains over the one beside it, and for how many ops. */

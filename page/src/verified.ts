@@ -37,8 +37,8 @@ export function verified(state: State): HTMLElement {
       ),
       table("What was tried", [
         { name: "Claim", text: true, value: (f) => f.claim },
-        { name: "Predicted", value: (f) => f.claimed ?? -1, show: (f) => amount(f.claim, f.claimed) },
-        { name: "Found", value: (f) => f.found ?? -1, show: (f) => amount(f.claim, f.found) },
+        { name: "Predicted", value: (f) => f.claimed, show: (f) => amount(f.claim, f.claimed) },
+        { name: "Found", value: (f) => f.found, show: (f) => amount(f.claim, f.found) },
         { name: "Verdict", text: true, value: (f) => f.verdict, show: verdict },
       ], seen.findings, 0),
     );

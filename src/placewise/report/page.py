@@ -130,10 +130,12 @@ class _Items:
         made = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.num_ops)
         source, target = self.of_op[graph.edge_producer], self.of_op[graph.consumers]
         size = graph.tensor_bytes[graph.edge_tensor]
+        fresh = np.diff(graph.edge_tensor, prepend=-1) != 0
         if len(self.count) < graph.num_ops:
             pair, inverse = np.unique(source * len(self.count) + target, return_inverse=True)
             size = np.bincount(inverse, size, len(pair)).astype(np.float64)
             source, target = np.divmod(pair, len(self.count))
+            fresh = np.ones(len(pair), bool)  # many tensors at once
         apart = source != target
         counts = self.count.tolist()
         return {
@@ -154,6 +156,7 @@ class _Items:
             "source": source[apart].astype(np.uint32),
             "target": target[apart].astype(np.uint32),
             "size": size[apart].astype(np.float32),
+            "fresh": np.diff(np.cumsum(fresh)[apart], prepend=0).astype(bool).astype(np.uint8),
             "parent": np.array(self.tree.parent, np.int32),
             "labels": self.tree.labels,
             "paths": self.tree.paths,

@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +24,9 @@ import torch
 import transformers
 
 import placewise as pw
-from harness import main, progress
-from placewise import engines, machine
+from harness import main, progress, this_machine
+from placewise import engines
 from placewise.engines.torch_offload import modes
-from placewise.files import load_cluster
 from placewise.importers.transformers import from_transformers
 from placewise.offload import measured
 from placewise.plans import Plan
@@ -62,6 +59,8 @@ class Case:
                 config, dtype=getattr(torch, str(config.dtype).split(".")[-1])
             )
         self.model = built.eval().to("cpu")
+        # cuDNN makes a plan for each length of the cache, which takes longer than to write the token.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.text = torch.arange(prompt)[None] % config.vocab_size
         self.weights = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
 
@@ -159,7 +158,7 @@ def capped(problem: pw.Problem, limit: float) -> pw.Problem:
     return replace(problem, cluster=problem.cluster.with_memory({name: float(limit)}))
 
 
-def this_machine(tiny: bool) -> tuple[pw.Cluster, dict[str, str]]:
+def box_of(tiny: bool) -> tuple[pw.Cluster, dict[str, str]]:
     if tiny:
         gpu = pw.Device("gpu", memory=1e9, flops={"default": 1e11}, bandwidth=1e10)
         return pw.full_mesh([gpu, pw.Device("cpu", kind="cpu", flops={"default": 1e10}, bandwidth=5e9)], 5e9), {
@@ -167,19 +166,11 @@ def this_machine(tiny: bool) -> tuple[pw.Cluster, dict[str, str]]:
         }
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here: try --tiny")
-    found = machine.describe_machine(progress)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "box.yaml"
-        file.write_text(machine.to_yaml(found, "this machine"), encoding="utf-8")
-        box = load_cluster(file)
-    first = next(d.name for d in box.devices if d.kind == "gpu")  # one GPU is enough
-    kept = tuple(device for device in box.devices if device.kind == "cpu" or device.name == first)
-    names = {device.name for device in kept}
-    return pw.Cluster(kept, tuple(link for link in box.links if {link.source, link.target} <= names), box.name), {}
+    return this_machine(), {}
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    box, devices = this_machine(options.tiny)
+    box, devices = box_of(options.tiny)
     configs = CONFIGS
     if options.tiny:
         configs = {"dense": transformers.LlamaConfig(**_SMALL), "experts": transformers.MixtralConfig(**_SMALL)}

@@ -7,15 +7,19 @@ import json
 import os
 import platform
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from placewise import Costs, Device, Graph, Problem, full_mesh
+from placewise import Cluster, Costs, Device, Graph, Problem, full_mesh
+from placewise import machine as here
+from placewise.files import load_cluster
 from placewise.problem import Execution
 
 
@@ -40,6 +44,18 @@ def random_problem(ops: int, devices: int, *, ccr: float = 1.0, seed: int = 0, w
     cluster = full_mesh([Device(f"d{i}", memory=1e15) for i in range(devices)], 10e9, 5e-6)
     table = seconds[:, None] / np.linspace(1.0, 0.5, devices)
     return Problem(graph, cluster, Costs.create(table), execution=Execution())
+
+
+def this_machine() -> Cluster:
+    """The CPU and the first GPU of this machine, measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "box.yaml"
+        file.write_text(here.to_yaml(here.describe_machine(progress), "this machine"), encoding="utf-8")
+        box = load_cluster(file)
+    first = next(device.name for device in box.devices if device.kind == "gpu")
+    kept = tuple(device for device in box.devices if device.kind == "cpu" or device.name == first)
+    names = {device.name for device in kept}
+    return Cluster(kept, tuple(link for link in box.links if {link.source, link.target} <= names), box.name)
 
 
 def cpu_seconds(work: Callable[[], Any], repeat: int = 5) -> float:

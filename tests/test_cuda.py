@@ -105,6 +105,7 @@ def test_verify_reads_back_where_ops_ran(seed):
 def test_a_gpu_without_room_is_said():
     module, args = nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(4))).eval(), (torch.randn(8, 8192),)
     graph = from_torch(module, args).collapse_parameters().graph
+    torch.cuda.empty_cache()
     room = (torch.cuda.memory_reserved() + 5e8) / torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(room)
     try:

@@ -71,7 +71,12 @@ def placed(
     without = next((name for name, tensor in module.named_parameters() if tensor.is_meta), None)
     if without is not None:
         raise InvalidInput(f"the module has no values to run with: {without} is on the meta device")
-    return PlacedModule(module, _Layout(plan, *_exported(plan, module, args, kwargs)), homes, threads)
+    layout = _Layout(plan, *_exported(plan, module, args, kwargs))
+    try:
+        return PlacedModule(module, layout, homes, threads)
+    except torch.OutOfMemoryError as error:
+        what = f"a device has not enough memory for its weights: {torch_export.first_line(error)}"
+        raise PlacewiseError(what) from None
 
 
 def _exported(
@@ -127,6 +132,9 @@ class PlacedModule(nn.Module):
         if not self._timed:
             homes = {d: opening.device for d, opening in self._ports.items()}
             self._timed = [_Script(self._layout, d, homes, self._ports[d], timed=True) for d in self._layout.used]
+        for script in self._timed:
+            if isinstance(script.clock, _Marks):
+                script.clock.again()
         result, run = self._run(self._timed, args, kwargs)
         notes = zip(self._workers, run.notes, strict=True)
         return result, [
@@ -358,10 +366,11 @@ class _Script:
 
     def __init__(self, layout: _Layout, device: int, homes: Any, opening: Port, *, timed: bool) -> None:
         self._slot = layout.slot
+        self.clock: Callable[[], Any] = _Marks() if opening.device.type == "cuda" else time.perf_counter
         self._names: dict[str, Any] = {
             "give": opening.give, "begin": opening.begin, "end": opening.end, "device": opening.device,
             "mark": opening.mark, "passed": opening.passed,
-            "clock": _stamp if opening.device.type == "cuda" else time.perf_counter, "on": _device_of,
+            "clock": self.clock, "on": _device_of,
         }  # fmt: skip
         self._layout, self._device = layout, device
         mine = layout.calls(device)
@@ -452,10 +461,24 @@ class _Script:
         return name
 
 
-def _stamp() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+class _Marks:
+    """A clock for a GPU: marks in its stream. To make one takes longer than to record it, so runs use them again."""
+
+    def __init__(self) -> None:
+        self._made: list[torch.cuda.Event] = []
+        self._used = 0
+
+    def __call__(self) -> torch.cuda.Event:
+        if self._used == len(self._made):
+            self._made.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        mark = self._made[self._used]
+        self._used += 1
+        mark.record()
+        return mark
+
+    def again(self) -> None:
+        """For another run."""
+        self._used = 0
 
 
 def _device_of(value: Any) -> str:

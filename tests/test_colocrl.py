@@ -14,7 +14,7 @@ from learning import all_of, evaluated_and_trained, exact_gradient, known_optimu
 from placewise import Budget, Execution, plan
 from placewise.driver import Context
 from placewise.errors import InvalidInput
-from placewise.learned import checkpoint, colocrl, grouping, placeto, reinforce
+from placewise.learned import checkpoint, colocrl, grouping, one_graph, placeto, reinforce
 from placewise.learned.colocrl import learner
 from placewise.learned.reinforce import update
 from problems import problem_of
@@ -161,6 +161,24 @@ def test_a_cuda_device_is_used_and_named(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
     assert reinforce.compute_device.__wrapped__() == torch.device("cuda")
     assert capsys.readouterr().err == "the policy runs on a card\n"
+
+
+def test_the_first_states_of_an_lstm_lie_in_one_piece(monkeypatch):
+    """As cuDNN wants them, for both networks that score with one."""
+    problem, _ = known_optimum()
+    inner, seen = torch.nn.LSTM.forward, []
+
+    def spied(self, steps, first=None):
+        seen.extend(first or ())
+        assert steps.is_contiguous()
+        return inner(self, steps, first)
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", spied)
+    for method in ("colocrl", "hierarchical"):
+        policy = one_graph.pupil(method, problem, 0, options_of(method)).policy
+        policy.score(policy.sample(5, torch.Generator().manual_seed(0)))[0].mean().backward()
+    assert len(seen) == 4
+    assert all(state.is_contiguous() for state in seen)
 
 
 def test_all_that_a_network_works_on_is_where_the_network_is(monkeypatch):

@@ -46,8 +46,9 @@ class GroupPolicy:
         return self.groups.expand(actions[0].cpu().numpy())
 
     def _encoded(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all samples. cuDNN refuses first states of an LSTM that are one row seen many times."""
         states, hidden, cell = self.network.encode(self.seen)
-        return states.expand(count, -1, -1), hidden.expand(count, -1), cell.expand(count, -1)
+        return states.expand(count, -1, -1), hidden.repeat(count, 1), cell.repeat(count, 1)
 
 
 def embedding(groups: Groups) -> NDArray[np.float64]:

@@ -410,13 +410,15 @@ def test_the_graph_folds_and_unfolds(opened, both):
     assert "12 ops" in folded.inner_text()
     assert "fast + slow" in folded.inner_text()
     folded.click()
-    assert sorted(box_names(view)) == sorted([MARKUP, *"012345"])
-    assert view.locator(".sheet path").count() == 6
-    assert view.locator(".sheet path.crosses").count() == 1
+    unfolded = [MARKUP, *(f"layers.{i}" for i in range(6))]
+    assert box_names(view) == unfolded  # along the dataflow, as Tab goes
+    assert view.locator(".sheet .line").count() == 6
+    crosses = view.locator(".sheet .line.crosses title").all_text_contents()
+    assert crosses == ["layers.1 → layers.2: 3.81 MiB, of which 3.81 MiB move to another device"]
     view.locator(".box.folded").first.press("Enter")
     assert {"mul", "add"} <= set(box_names(view))
     view.locator(".box.now").press("Backspace")
-    assert sorted(box_names(view)) == sorted([MARKUP, *"012345"])
+    assert box_names(view) == unfolded
 
 
 def test_what_moves_between_boxes_is_what_changes_devices(opened):
@@ -432,8 +434,36 @@ def test_what_moves_between_boxes_is_what_changes_devices(opened):
         view.get_by_label("Fold everything").click()
         assert box_names(view) == ["first", "second"]
         assert view.locator(".box .where").first.inner_text() == "box + bbox"
-        seen.append([view.locator(f".sheet path{one}").count() for one in ("", ".crosses")])
+        seen.append([view.locator(f".sheet .line{one}").count() for one in ("", ".crosses")])
     assert seen == [[1, 0], [1, 1]]
+
+
+def test_long_chains_lie_in_rows_without_tangles(opened):
+    """Forty layers, each of which reads a mask too: seen at first, across the screen, and the mask's lines if asked."""
+    build = GraphBuilder("deep")
+    mask = build.op("mask", kind="input", outputs=[1e3])
+    x = build.op("x", kind="input", outputs=[1e6])
+    for i in range(40):
+        for name in ("mul", "add"):
+            x = build.op(f"{name}{i}", kind="k", op_modules=f"net.layers.{i}", inputs=x + mask, outputs=[1e6])
+    view = opened(planned(odd(build), [0] * 41 + [1] * 41))
+    assert box_names(view) == ["mask", "x", *(f"layers.{i}" for i in range(40))]
+    chips = view.get_by_role("group", name="Unfolded modules").get_by_role("button")
+    assert chips.all_inner_texts() == ["Fold all", "net ×", "layers ×"]
+    assert view.locator("#graph .scroll").evaluate("one => one.scrollWidth <= one.clientWidth")
+    tops = view.locator(".box").evaluate_all("all => all.map((one) => one.offsetTop)")
+    assert len(set(tops)) >= 4
+    lines = view.locator(".sheet .line")
+    assert lines.count() == 40
+    view.get_by_role("button", name="Show the lines to 40 boxes of mask").click()
+    assert lines.count() == 80
+    assert view.locator(".sheet .line.now").count() == 40
+    assert view.locator(".box.now .name").inner_text() == "mask"
+    view.locator(".box", has_text="layers.7").focus()
+    assert view.locator(".sheet .line.now").count() == 3  # the one before, the one after, and the mask's
+    assert lines.count() == 41
+    view.set_viewport_size({"width": 390, "height": 800})
+    view.wait_for_function("new Set([...document.querySelectorAll('.box')].map((one) => one.offsetLeft)).size < 4")
 
 
 def test_tables_sort_and_filter(opened, both):

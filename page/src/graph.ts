@@ -1,19 +1,22 @@
 // The graph, folded by module. Only what is visible is laid out: an unfolded module is replaced by what it holds.
 
-import { Graph as Layout, layout } from "@dagrejs/dagre";
-import { background } from "./colours";
+import { background, paint } from "./colours";
 import type { Graph } from "./data";
 import { button, h, section, svg } from "./dom";
 import { bytes, count, counted, seconds } from "./format";
+import { type Band, STUB, type Sheet, TALL, WIDE, type Wire, band, direct, rows } from "./layout";
 import type { State } from "./state";
 import { PAPER } from "./timecanvas";
 import { modulePath } from "./timeline";
 
-const WIDE = 168;
-const TALL = 62;
 const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes
+const AT_FIRST_IN_LARGEST = 52; // while one has most of the ops
 const AT_MOST = 400;
+const ROOM = 600; // pixels down the page
+const LEAST = 0.75; // that the graph shrinks by itself, to fit into them
+const SMALLEST = 0.2;
+const ON_PAPER = 0.7;
 
 /** A box: a node of the tree (0 and up), or an item (-1 - item). */
 type Box = number;
@@ -30,33 +33,41 @@ interface Contents {
 export interface GraphView {
   element: HTMLElement;
   reveal(item: number): void;
+  unfold(path: string): void;
 }
 
 export function graph(state: State, showInTimeline: (item: number) => boolean): GraphView {
   let tree = new Tree(state.graph);
   let open = new Set<number>();
+  let visible: Box[] = [];
+  let contents: Contents[] = [];
+  let laid: Band = band(0, [], true);
+  let sheet: Sheet = rows(laid, 0);
   let chosen: Box | null = null;
   let zoom = 1;
+  let zoomed = false; // by hand
+  let least = LEAST;
   const wires = svg("svg", { "aria-hidden": "true" }) as SVGSVGElement;
   const boxes = h("div", { class: "boxes" });
-  const sheet = h("div", { class: "sheet" }, wires, boxes);
-  const scroll = h("div", { class: "scroll panel", tabindex: -1 }, sheet);
+  const paper = h("div", { class: "sheet" }, wires, boxes);
+  const scroll = h("div", { class: "scroll panel", tabindex: -1, style: `--room:${ROOM}px` }, paper);
   const about = h("div", { class: "chosen", "aria-live": "polite" });
   const path = h("div", { class: "tools", role: "group", "aria-label": "Unfolded modules" });
+  const touched = matchMedia("(hover: none)");
 
   function start(): void {
     tree = new Tree(state.graph);
     open = new Set([0]);
     chosen = null;
     for (;;) {
-      // Unfold the largest, as long as that leaves few boxes.
+      // Unfold the largest, as long as that leaves few boxes, or shows what most of the model is.
       const visible = tree.visible(open);
       const inside = sums(state, tree, visible);
       const largest = inside.reduce((best, one, i) => (one.ops > inside[best].ops ? i : best), 0);
       const box = visible[largest];
       if (!(box >= 0)) return;
-      const grows = visible.length - 1 + tree.children[box].length;
-      if (grows > (visible.length < 4 ? 3 * AT_FIRST : AT_FIRST)) return;
+      const most = inside[largest].ops > state.graph.ops / 2;
+      if (visible.length - 1 + tree.children[box].length > (most ? AT_FIRST_IN_LARGEST : AT_FIRST)) return;
       open.add(box);
     }
   }
@@ -78,49 +89,84 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     draw(true);
   }
 
+  /** What is visible, where it goes, and how large. */
   function draw(focus = false): void {
-    const visible = tree.visible(open);
-    const contents = sums(state, tree, visible);
+    visible = tree.visible(open);
+    contents = sums(state, tree, visible);
     addStrips(state, tree, contents);
-    const links = wiresBetween(state, tree.owner, visible.length);
-    const across = scroll.clientWidth >= 560;
-    const drawn = new Layout();
-    drawn.setGraph({ rankdir: across ? "LR" : "TB", nodesep: 14, ranksep: across ? 46 : 34, marginx: 16, marginy: 16 });
-    visible.forEach((_, i) => drawn.setNode(String(i), { width: WIDE, height: TALL }));
-    for (const wire of links) drawn.setEdge(String(wire.from), String(wire.to), wire);
-    if (visible.length) layout(drawn);
-    const { width = 0, height = 0 } = drawn.graph() as { width?: number; height?: number };
-    sheet.style.width = `${width * zoom}px`;
-    sheet.style.height = `${height * zoom}px`;
-    sheet.style.setProperty("--fit", String(Math.min(1, PAPER / (width * zoom || 1))));
-    boxes.style.transform = `scale(${zoom})`;
-    wires.setAttribute("width", String(width * zoom));
-    wires.setAttribute("height", String(height * zoom));
-    wires.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    wires.replaceChildren(
-      ...drawn.edges().map((edge) => {
-        const { points, size, moves } = drawn.edge(edge) as unknown as Wire & { points: { x: number; y: number }[] };
-        const thick = 1 + Math.min(3, Math.max(0, Math.log10(Math.max(1, size)) - 5) * 0.7);
-        return svg("path", { d: curve(points), class: moves > 0 ? "crosses" : "", "stroke-width": thick });
-      }),
-    );
-    boxes.replaceChildren(
-      ...visible.map((box, i) => {
-        const { x, y } = drawn.node(String(i)) as { x: number; y: number };
-        return boxElement(box, contents[i], x, y);
-      }),
-    );
-    const unfolded = [...open].filter((node) => node > 0);
+    lay();
+    if (zoomed) place();
+    else fit();
+    const unfolded = [...open].filter((node) => node > 0).sort((a, b) => tree.depth(a) - tree.depth(b) || a - b);
     path.replaceChildren(
       ...(unfolded.length ? [button("Fold all", "Fold everything", () => { start(); open = new Set([0]); draw(); })] : []),
       ...unfolded.slice(0, 12).map((node) => button(`${tree.name(node)} ×`, `Fold ${tree.name(node)}`, () => fold(node), { class: "chip" })),
     );
-    choose(chosen, contents[visible.indexOf(chosen ?? NaN)], focus);
+    choose(chosen, focus);
+  }
+
+  function lay(): void {
+    laid = band(visible.length, wiresBetween(state, tree.owner, visible.length), scroll.clientWidth >= 560);
+  }
+
+  /** The largest zoom, down to `least`, at which all can be seen. */
+  function fit(): void {
+    const [wide, tall] = [scroll.clientWidth, laid.across ? ROOM : Infinity];
+    for (zoom = 1; zoom > least; zoom -= 0.05) {
+      const { width, height } = rows(laid, wide / zoom);
+      if (width * zoom <= wide + 1 && height * zoom <= tall) break;
+    }
+    place();
+  }
+
+  function place(): void {
+    if (state.printing) zoom = ON_PAPER;
+    sheet = rows(laid, (state.printing ? PAPER : scroll.clientWidth) / zoom);
+    const { width, height, lines, centres } = sheet;
+    paper.style.width = `${width * zoom}px`;
+    paper.style.height = `${height * zoom}px`;
+    paper.style.setProperty("--fit", String(Math.min(1, PAPER / (width * zoom || 1))));
+    boxes.style.transform = `scale(${zoom})`;
+    wires.setAttribute("width", String(width * zoom));
+    wires.setAttribute("height", String(height * zoom));
+    wires.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    wires.replaceChildren(heads(), ...lines.map(({ wire, path }) => line(wire, path)));
+    boxes.replaceChildren(
+      ...visible.flatMap((box, i) => [boxElement(box, contents[i], centres[i].x, centres[i].y), ...stubs(i)]),
+    );
+    mark();
+  }
+
+  function line(wire: Wire, d: string, kind = ""): SVGElement {
+    const thick = 1 + Math.min(3, Math.max(0, Math.log10(Math.max(1, wire.size)) - 5) * 0.7);
+    const moves = wire.moves > 0;
+    const names = [wire.from, wire.to].map((i) => tree.name(visible[i])).join(" → ");
+    return svg(
+      "g", { class: `line ${kind} ${moves ? "crosses" : ""}`, "data-ends": `${wire.from} ${wire.to}` },
+      svg("title", {}, `${names}: ${bytes(wire.size)}${moves ? `, of which ${bytes(wire.moves)} move to another device` : ""}`),
+      svg("path", { class: "near", d }), // easier to point at
+      svg("path", { class: "wire", d, "stroke-width": thick, "marker-end": `url(#head${moves ? "-crosses" : ""})` }),
+    );
+  }
+
+  /** In place of lines that would be a tangle: how many there are. */
+  function stubs(i: number): HTMLElement[] {
+    const { from, to } = laid.stubs[i];
+    const { x, y } = sheet.centres[i];
+    const stub = (text: string, top: number) =>
+      button(text, `Show the lines ${text} of ${tree.name(visible[i])}`, () => choose(chosen === visible[i] ? null : visible[i], false), {
+        class: "stub", style: `left:${x - WIDE / 2}px;top:${top}px;width:${WIDE}px;height:${STUB}px`,
+      });
+    return [
+      ...(from ? [stub(`from ${from} boxes`, y - TALL / 2 - STUB)] : []),
+      ...(to ? [stub(`to ${to} boxes`, y + TALL / 2)] : []),
+    ];
   }
 
   function boxElement(box: Box, inside: Contents, x: number, y: number): HTMLElement {
     const folded = box >= 0;
-    const used = deviceNames(inside);
+    const used = state.plan.devices.map((device, d): [string, number] => [device.name, inside.devices[d]]).filter(([, n]) => n > 0);
+    const [main] = used.reduce((best, one) => (one[1] > best[1] ? one : best), ["", 0]);
     const badge = inside.moved ? h("span", { class: "badge" }, `${count(inside.moved)} moved`) : null;
     const strip = h("span", { class: "strip" }, ...inside.strip.map(([d, n]) => h("span", { style: `flex:${n};background:${background(state.plan.devices[d].name)}` })));
     const what = folded ? `${counted(inside.ops, "op")} · ${seconds(inside.time)}` : `${kindOf(box)} · ${seconds(inside.time)}`;
@@ -130,12 +176,12 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
       {
         type: "button",
         class: `box${folded ? " folded" : ""}${inside.moved ? " moved" : ""}`,
-        style: `left:${x - WIDE / 2}px;top:${y - TALL / 2}px;width:${WIDE}px;height:${TALL}px`,
+        style: `left:${x - WIDE / 2}px;top:${y - TALL / 2}px;width:${WIDE}px;height:${TALL}px;--main:${main ? paint(main).colour : "transparent"}`,
         "data-box": box,
         "aria-label": `${tree.name(box)}: ${what}, on ${where}${folded ? "; unfold" : ""}`,
         title: tree.full(box),
-        onclick: () => (folded ? toggle(box) : select(box)),
-        onfocus: () => choose(box, inside, false),
+        onclick: () => (folded ? toggle(box) : choose(box, true)),
+        onfocus: () => choose(box, false),
         onkeydown: (event: KeyboardEvent) => {
           const up = tree.above(box);
           if ((event.key === "Backspace" || event.key === "Escape") && up > 0) fold(up);
@@ -148,23 +194,30 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     );
   }
 
-  function deviceNames(inside: Contents): [string, number][] {
-    return state.plan.devices.map((device, d): [string, number] => [device.name, inside.devices[d]]).filter(([, n]) => n > 0);
-  }
-
   function kindOf(box: Box): string {
     return state.graph.kinds[state.graph.kind[-1 - box]];
   }
 
-  function select(box: Box): void {
-    const i = tree.visible(open).indexOf(box);
-    choose(box, sums(state, tree, tree.visible(open))[i], true);
+  /** The chosen box and its lines, also those that are not drawn otherwise. */
+  function mark(): void {
+    const at = visible.indexOf(chosen ?? NaN);
+    for (const one of boxes.children) one.classList.toggle("now", (one as HTMLElement).dataset.box === String(chosen));
+    for (const one of [...wires.querySelectorAll<SVGElement>(".line")]) {
+      if (one.classList.contains("only")) one.remove();
+      else one.classList.toggle("now", at >= 0 && one.dataset.ends!.split(" ").includes(String(at)));
+    }
+    const only = laid.hidden.filter(({ from, to }) => from === at || to === at);
+    wires.append(...only.map((wire) => line(wire, direct(sheet.centres[wire.from], sheet.centres[wire.to], laid.across), "only now")));
   }
 
-  function choose(box: Box | null, inside: Contents | undefined, focus: boolean): void {
+  function choose(box: Box | null, focus: boolean): void {
     chosen = box;
-    for (const one of boxes.children) one.classList.toggle("now", (one as HTMLElement).dataset.box === String(box));
-    if (box === null || !inside) return about.replaceChildren(h("p", { class: "about" }, "A click unfolds a module; Backspace folds it again."));
+    mark();
+    const inside = contents[visible.indexOf(box ?? NaN)];
+    if (box === null || !inside) {
+      const keys = touched.matches ? "" : "; Backspace folds it again";
+      return about.replaceChildren(h("p", { class: "about" }, `A click unfolds a module${keys}.`));
+    }
     const up = tree.above(box);
     about.replaceChildren(
       h("p", {}, h("b", {}, tree.full(box)), ` · ${counted(inside.ops, "op")} · ${seconds(inside.time)} · makes ${bytes(inside.bytes)}`),
@@ -184,35 +237,80 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
   }
 
   function scale(factor: number): void {
-    zoom = Math.min(2, Math.max(0.2, zoom * factor));
-    draw();
+    zoom = Math.min(2, Math.max(SMALLEST, zoom * factor));
+    zoomed = true;
+    place();
   }
 
   const element = section(
     "graph", "Graph",
-    "Coloured by device, from the first op of a module to its last, and folded by module. Strong lines lead from one device to another: there something moves.",
-    h("div", { class: "bar" }, h("div", { class: "tools" }, button("−", "Smaller", () => scale(0.8)), button("+", "Larger", () => scale(1.25))), path),
+    "Folded by module, and coloured by device: a box as most of its ops, the strip below it from its first op to its last. Strong lines lead from one device to another: there something moves.",
+    h(
+      "div", { class: "bar" },
+      h(
+        "div", { class: "tools" },
+        button("−", "Smaller", () => scale(0.8)),
+        button("+", "Larger", () => scale(1.25)),
+        button("Fit", "Show the whole graph", () => {
+          (zoomed = false), (least = SMALLEST);
+          fit();
+        }),
+      ),
+      path,
+    ),
     scroll,
     about,
   );
+
+  /** Opens what is around `node`, and the node itself where it is `within`. */
+  function openUpTo(node: number): void {
+    for (let at = node; at >= 0; at = state.graph.parent[at]) {
+      if (tree.children[at].length + tree.visible(open).length > AT_MOST) open = new Set([0]);
+    }
+    for (let at = node; at >= 0; at = state.graph.parent[at]) open.add(at);
+  }
+
   state.on(["plan"], () => {
     if (tree.graph !== state.graph) start();
     draw();
   });
+  let before = 1; // the zoom on the screen
+  state.on(["theme"], () => {
+    if (state.printing) before = zoom;
+    else zoom = before;
+    place();
+  });
   start();
-  new ResizeObserver(() => draw()).observe(element);
+  new ResizeObserver(() => {
+    if (state.printing) return;
+    if (laid.across !== scroll.clientWidth >= 560 || !visible.length) draw();
+    else if (zoomed) place();
+    else fit();
+  }).observe(element);
   return {
     element,
     reveal(item) {
-      for (let node = state.graph.node[item]; node >= 0; node = state.graph.parent[node]) {
-        if (tree.children[node].length + tree.visible(open).length > AT_MOST) open = new Set([0]);
-      }
-      for (let node = state.graph.node[item]; node >= 0; node = state.graph.parent[node]) open.add(node);
+      openUpTo(state.graph.node[item]);
       chosen = -1 - item;
       draw(true);
       element.scrollIntoView({ block: "start" });
     },
+    unfold(path) {
+      const node = state.graph.paths.indexOf(path);
+      if (node < 0) return;
+      openUpTo(node);
+      chosen = tree.children[node][0] ?? null;
+      draw(true);
+      element.scrollIntoView({ block: "start" });
+    },
   };
+}
+
+/** The heads of the lines. */
+function heads(): SVGElement {
+  const head = (id: string) =>
+    svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0,0.5L8,4L0,7.5Z" }));
+  return svg("defs", {}, head("head"), head("head-crosses"));
 }
 
 class Tree {
@@ -228,6 +326,12 @@ class Tree {
     this.children = Array.from(graph.parent, () => []);
     for (let node = 1; node < graph.parent.length; node++) this.children[graph.parent[node]].push(node);
     graph.node.forEach((node, item) => this.children[node].push(-1 - item));
+    // In the order of the dataflow, in which Tab goes through them, too.
+    const first = new Float64Array(graph.parent.length).fill(Infinity);
+    graph.node.forEach((node, item) => (first[node] = Math.min(first[node], graph.rank[item])));
+    for (let node = graph.parent.length - 1; node > 0; node--) first[graph.parent[node]] = Math.min(first[graph.parent[node]], first[node]); // parents come first
+    const rank = (box: Box) => (box >= 0 ? first[box] : graph.rank[-1 - box]);
+    for (const inside of this.children) inside.sort((a, b) => rank(a) - rank(b));
   }
 
   /** The boxes that no folded module hides; `owner` is set to fit. */
@@ -247,6 +351,10 @@ class Tree {
     return found;
   }
 
+  depth(node: number): number {
+    return node > 0 ? 1 + this.depth(this.parent[node]) : 0;
+  }
+
   above(box: Box): number {
     return box >= 0 ? this.parent[box] : this.graph.node[-1 - box];
   }
@@ -257,7 +365,10 @@ class Tree {
   }
 
   name(box: Box): string {
-    if (box >= 0) return this.graph.labels[box];
+    if (box >= 0) {
+      const label = this.graph.labels[box]; // a number alone tells nothing
+      return /^\d+$/.test(label) && this.parent[box] > 0 ? `${this.graph.labels[this.parent[box]]}.${label}` : label;
+    }
     const name = this.graph.names[-1 - box];
     const module = modulePath(this.graph.paths, this.parent, this.graph.node[-1 - box]);
     return module && name.startsWith(`${module}.`) ? name.slice(module.length + 1) : name;
@@ -313,14 +424,7 @@ function addStrips(state: State, tree: Tree, found: Contents[]): void {
   found.forEach((_, box) => close(box, Math.max(1, COLUMNS - column[box])));
 }
 
-/** What one visible box gives another: bytes that it reads, and those of them that change devices on the way. */
-interface Wire {
-  from: number;
-  to: number;
-  size: number;
-  moves: number;
-}
-
+/** Lines between visible boxes. */
 function wiresBetween(state: State, owner: Int32Array, n: number): Wire[] {
   const { source, target, size, fresh } = state.graph;
   const { device, devices } = state.plan;
@@ -344,14 +448,4 @@ function wiresBetween(state: State, owner: Int32Array, n: number): Wire[] {
     }
   }
   return [...found.values()];
-}
-
-function curve(points: { x: number; y: number }[]): string {
-  let d = `M${points[0].x},${points[0].y}`;
-  for (let i = 1; i < points.length - 1; i++) {
-    const [a, b] = [points[i], points[i + 1]];
-    const last = i === points.length - 2;
-    d += `Q${a.x},${a.y} ${last ? b.x : (a.x + b.x) / 2},${last ? b.y : (a.y + b.y) / 2}`;
-  }
-  return points.length === 2 ? `${d}L${points[1].x},${points[1].y}` : d;
 }

@@ -534,6 +534,8 @@ WRONG = [
     (["simulate", "diamond.json"], 2, "diamond.json"),
     (["plan", "diamond.json", "--out", "-"], 2, "--out -: name a file"),
     (["compare", "diamond.json", "--out", "no/where"], 2, "there is no folder no"),
+    (["compare", "diamond.json", "--out", "best.json"], 2, "--out best.json: name a folder"),
+    (["compare", "diamond.json", "--out", "-"], 2, "--out -: name a folder"),
     (["explain", "plan.json", "--op", "a", "--what-if"], 2, "ask one at a time"),
     (["explain", "noise"], 2, "noise"),
     (["export", "noise", "--to", "trace"], 2, "noise"),

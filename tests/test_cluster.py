@@ -204,3 +204,9 @@ def test_every_pair_needs_a_link():
 def test_a_cluster_has_a_device():
     with pytest.raises(InvalidInput, match="has no device"):
         Cluster(())
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_device_has_a_name(name):
+    with pytest.raises(InvalidInput, match="cluster 'box': a device has no name"):
+        Cluster((Device(name),), name="box")

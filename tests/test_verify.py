@@ -11,7 +11,7 @@ import pytest
 from placewise import Problem, engines, plan
 from placewise.engines import Engine
 from placewise.errors import InvalidInput, Unsupported
-from placewise.files import load_profile
+from placewise.files import load_problem, load_profile
 from placewise.measure import Timing
 from placewise.report.table import describe_verification
 from placewise.verify import engine_for, verify
@@ -71,6 +71,7 @@ def run(made, monkeypatch):
     def verified(change=lambda run: None, **given):
         @contextmanager
         def ready(plan, model, devices):
+            engines.check_devices(plan, devices)
             run = Scripted(plan)
             change(run)
             yield run
@@ -157,6 +158,19 @@ def test_requests_that_make_no_sense(run, made):
     assert [engine_for(name) for name in ("a.xml", "a.onnx", "a.pt2", "bert-base")] == [
         "openvino", "onnxruntime", "torch", "torch",
     ]  # fmt: skip
+
+
+def test_the_model_is_checked_before_the_devices():
+    """A wrong name is more likely than a machine without the plan's devices."""
+    pytest.importorskip("torch")
+    made = plan(load_problem("alexnet", "two-gpus-one-host"), "single")
+    for model, message in (
+        ("alexnett", "alexnett: neither a file nor a bundled model"),
+        ("squeezenet", "not the model of this plan: op .features.0.conv2d. is conv"),
+        ("alexnet", "no device 'gpu7'; there are gpu0, gpu1, cpu"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            verify(made, model, devices={"gpu7": "cpu"})
 
 
 def test_what_is_allowed_is_said_beside_what_holds(run, made):

@@ -396,10 +396,7 @@ def compare(
     if out:
         if len(problems) > 1:
             raise InvalidInput(f"--out {out}: name one model, since there is one best plan for each")
-        if out.parent.is_dir() and not out.exists():
-            out.mkdir()
-        for name in ("plan.json", "trace.json"):
-            _check_writable(out / name)
+        _check_folder(out, ("plan.json", "trace.json"))
     comparisons: list[list[driver.Outcome]] = []
     facts = []
     for problem in problems:
@@ -424,6 +421,7 @@ def compare(
         elif len(comparisons) > 1:
             print(describe_comparisons(comparisons), flush=True)
         if best and out:
+            out.mkdir(exist_ok=True)
             best.save(out / "plan.json")
             write_text(out / "trace.json", to_trace(best))
             terminal.say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
@@ -585,6 +583,7 @@ def export(
             raise InvalidInput(f"--model: only for engines that need the model cut up: {known}")
         if out is None:
             raise InvalidInput("--model: name the folder for what is made of it, with --out")
+        _check_folder(out, ())
         with terminal.heard():
             cut_up(found, model, out)
         terminal.say(f"{describe_cut(found)}\nwrote {out}")
@@ -893,6 +892,18 @@ def _check_writable(path: Path, option: str = "--out", *, read: Iterable[str | P
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InvalidInput(f"{option} {path}: you may not write to the folder {path.parent}")
     _check_apart(path, option, read)
+
+
+def _check_folder(path: Path, files: Iterable[str]) -> None:
+    """The folder itself may be missing, but not the one around it."""
+    if path.suffix in (".json", ".gz") or str(path) == "-":
+        raise InvalidInput(f"--out {path}: name a folder")
+    if path.exists() and not path.is_dir():
+        raise InvalidInput(f"--out {path}: it is no folder")
+    for name in files if path.exists() else ():
+        _check_writable(path / name)
+    if not path.exists():
+        _check_writable(path)
 
 
 def _check_apart(path: Path | None, option: str, read: Iterable[str | Path | None]) -> None:

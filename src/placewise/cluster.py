@@ -119,6 +119,8 @@ class Cluster:
         check_device_count(self.num_devices)
         seen: set[str] = set()
         for name in self.device_names:
+            if not name.strip():
+                raise InvalidInput(f"cluster {self.name!r:.60}: a device has no name")
             if name in seen:
                 raise InvalidInput(f"cluster {self.name!r:.60}: two devices are named {name!r:.60}")
             seen.add(name)

@@ -115,7 +115,8 @@ def load_problem(
         raise InvalidInput(f"{model}: already has a cluster: leave the other one out")
     elif place_parameters and not found.graph.is_stored.any():
         raise InvalidInput(
-            f"{model}: is a problem without ops for weights, and weights are to be placed apart: give the model instead"
+            f"{model}: is a problem without ops for weights, and weights are to be placed apart (--place-parameters, or "
+            "an engine that does so): give the model instead"
         )
 
     changes: dict[str, Any] = {
@@ -183,7 +184,8 @@ def import_model(
 
         return from_transformers(path, **sizes, decode=decode, training=training, name=name)
     if sizes or decode:
-        raise InvalidInput(f"{model}: its sizes are in the file; only a transformers model takes prompt, batch, decode")
+        raise InvalidInput(f"{model}: its sizes are in the file; only a transformers model takes --prompt, --batch, "
+                           "--decode")  # fmt: skip
     found = _load_graph_or_problem(path, **({"dims": dims} if dims else {}))
     if isinstance(found, Problem):
         raise InvalidInput(f"{model}: is a whole problem, a model is expected")

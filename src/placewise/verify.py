@@ -84,7 +84,6 @@ def verify(
     if found.run is None:
         able = ", ".join(other.name for other in engines.available().values() if other.run)
         raise Unsupported(f"{name} cannot be run from here; {able} can")
-    engines.check_devices(plan, devices or {})
     if keep:
         _check_stand_ins(plan, devices or {})
         check_store(profile_folder())

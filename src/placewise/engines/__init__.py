@@ -61,7 +61,8 @@ class Run(Protocol):
 #: Writes a model (of the zoo, or a file that the engine reads), cut up as a plan says, to a folder.
 Writer = Callable[[Plan, str, Path], None]
 #: Makes a model (of the zoo, or a file that the engine reads) ready to run as a plan says; `devices` tells what the
-#: cluster's devices are to the engine, where that does not go without saying.
+#: cluster's devices are to the engine, where that does not go without saying. It refuses another model than the plan's
+#: first, and then devices that are not there.
 Runner = Callable[[Plan, str, Mapping[str, str]], AbstractContextManager[Run]]
 
 

@@ -27,6 +27,9 @@ def whole_modules(problem: Problem) -> Problem:
     accelerate keeps layers whole and tied weights together. What it calls "cpu" is kept in host memory and computed on
     an accelerator, so a plan has no op on the CPU; a model whose weights do not fit is not for this export.
     """
+    found = pieces(problem.graph)
+    if not found.names:
+        raise Unsupported(f"{problem.graph.name!r:.60} has no modules that accelerate could place")
     devices = problem.cluster.devices
     hosts = [device.kind != "gpu" for device in devices]
     if not all(hosts):
@@ -39,9 +42,6 @@ def whole_modules(problem: Problem) -> Problem:
             )
         seconds = np.where(np.array(hosts)[None, :] & ~problem.graph.is_stored[:, None], np.inf, problem.costs.seconds)
         problem = replace(problem, costs=Costs.create(seconds, problem.costs.label))
-    found = pieces(problem.graph)
-    if not found.names:
-        raise Unsupported(f"{problem.graph.name!r:.60} has no modules that accelerate could place")
     labels = tied(problem.graph, found)
     execution = replace(problem.execution, concurrency="sequential")
     return replace(together(problem, labels), execution=execution)

@@ -41,17 +41,19 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
     """A model of the zoo or a `.pt2` file, with weights and inputs of small random values."""
     import torch
 
-    from placewise.importers import require
+    from placewise import zoo
+    from placewise.importers import pt2, require
     from placewise.measure import check_readable, told
     from placewise.measure.pytorch import materialised, runnable
 
     require("torch", "torch")
     from placewise.ports import torch_devices
 
-    check_readable(model, "cpu")
+    check_readable(model, "torch")
     if any(op.endswith(WEIGHTS) for op in plan.problem.graph.op_names):
         raise InvalidInput("a plan of --engine torch-offload is run by Plan.apply(model), and not by verify")
     module, args, kwargs, name = runnable(model)
+    plan.check_model(zoo.load(model) if model in zoo.names() else pt2.load(model))
     homes = torch_devices(plan, devices)
     with told(f"{name}: cannot be run as the plan says"), torch.no_grad():
         torch.manual_seed(0)

@@ -41,7 +41,8 @@ def parts_and_weights(problem: Problem) -> Problem:
         return problem
     found = pieces(graph)
     if not found.layers or not graph.is_stored.any():
-        raise Unsupported(f"{graph.name!r:.60} has no list of layers with weights of their own (--place-parameters)")
+        raise Unsupported(f"{graph.name!r:.60} has no list of layers with weights of their own: plan the model, or its "
+                          "graph file")  # fmt: skip
     names, label = _labels(graph, found)
     try:
         small = contract(graph, label).graph

@@ -31,8 +31,7 @@ _UNSTEADY = 0.3  # an op whose quartiles are this far apart is measured again by
 _SAMPLE = 2e-3  # seconds that a clock reading should span at least
 #: The files that each library takes, beside the models of the zoo.
 _FILES: Final = {
-    "cpu": (".pt2",),
-    "cuda": (".pt2",),
+    "torch": (".pt2",),
     "openvino": (".xml", ".onnx", ".pt2"),
     "onnxruntime": (".onnx", ".pt2"),
 }
@@ -169,12 +168,13 @@ def opened(model: str, device: str, dims: Mapping[str, int] | None = None) -> It
     openvino:CPU:2 and onnxruntime:2 are CPUs with two threads. `dims` gives the sizes that a file leaves open.
     """
     library, colon, part = device.partition(":")
-    if library not in _FILES or (colon and library == "cpu"):
+    library = {"cpu": "" if colon else "torch", "cuda": "torch", "torch": ""}.get(library, library)
+    if library not in _FILES:
         raise InvalidInput(f"device {device!r:.60}: must be cpu, cuda:0, openvino:CPU or onnxruntime")
     check_readable(model, library)
     if dims and Path(model).suffix.lower() not in (".onnx", ".xml"):
         raise InvalidInput(f"{model}: only .onnx and .xml files have sizes that are left open")
-    if library in ("cpu", "cuda"):
+    if library == "torch":
         from placewise.measure import pytorch
 
         yield pytorch.TorchTarget(*pytorch.runnable(model), device)

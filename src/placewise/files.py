@@ -115,8 +115,8 @@ def load_problem(
         raise InvalidInput(f"{model}: already has a cluster: leave the other one out")
     elif place_parameters and not found.graph.is_stored.any():
         raise InvalidInput(
-            f"{model}: is a problem without ops for weights, and weights are to be placed apart (--place-parameters, or "
-            "an engine that does so): give the model instead"
+            f"{model}: is a problem without ops for weights, and weights are to be placed apart (--place-parameters, "
+            "or an engine that does so): give the model instead"
         )
 
     changes: dict[str, Any] = {

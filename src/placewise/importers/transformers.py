@@ -56,8 +56,9 @@ def from_transformers(
     for what, count in (("batch", batch), ("prompt", prompt)):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InvalidInput(f"{what} (--{what}): must be a whole number, 1 or more, found {count!r:.60}")
-    if batch * prompt > MAX_TOKENS:
-        raise InvalidInput(f"batch, prompt (--batch, --prompt): these are {batch * prompt:.3g} tokens, at most {MAX_TOKENS:,} are possible")
+    tokens = batch * prompt
+    if tokens > MAX_TOKENS:
+        raise InvalidInput(f"--batch, --prompt: these are {tokens:.3g} tokens, at most {MAX_TOKENS:,} are possible")
     require("torch", "transformers")
     require("transformers", "transformers")
     with naming(model) if isinstance(model, (str, Path)) else nullcontext(), _alone():

@@ -294,9 +294,8 @@ def test_hovering_tells_of_op_and_transfer(opened, both):
     assert tip.is_hidden()
 
 
-def test_what_a_device_holds_is_told_where_one_points(opened, both):
-    """Drawn on a canvas, so what is drawn is listened to."""
-    view = opened(both[0])
+def listened(view):
+    """A function that gives the texts that were drawn on a canvas since it was last called."""
     view.evaluate(
         """() => {
           const write = CanvasRenderingContext2D.prototype.fillText;
@@ -307,15 +306,20 @@ def test_what_a_device_holds_is_told_where_one_points(opened, both):
           };
         }"""
     )
+    next_frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    return lambda: view.evaluate(f"{next_frame}.then(() => written.splice(0))")
+
+
+def test_what_a_device_holds_is_told_where_one_points(opened, both):
+    view = opened(both[0])
+    drawn = listened(view)
     view.locator("#memory canvas").scroll_into_view_if_needed()
     area = view.locator("#memory canvas").bounding_box()
     view.mouse.move(area["x"] + 140, area["y"] + 40)  # during the first op
-    drawn = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(written))))"
-    during = view.evaluate(drawn)
+    during = drawn()
     assert "5.72 MiB" in during  # two weights of a megabyte and the input of four
-    view.evaluate("window.written = []")
     view.mouse.move(area["x"] + 40, area["y"] + 40)
-    after = view.evaluate(drawn)
+    after = drawn()
     assert after
     assert "5.72 MiB" not in after
 
@@ -385,6 +389,19 @@ def test_zoom_pan_and_the_whole(opened, both):
     assert seen[1] != MARKUP
     assert seen[3] != MARKUP
     assert view.locator(".box.now").count() == 0  # a drag is no click
+
+
+def test_ops_of_a_module_carry_its_name(opened, both):
+    """Across what runs without a break; each op its own, once it is as wide as that."""
+    view = opened(both[0])
+    drawn = listened(view)
+    view.get_by_label("Show the whole run").click()
+    few = [text for text in drawn() if text.startswith("layers")]
+    assert few == ["layers.0", "layers.1", "layers.2", "layers.3", "layers.4", "layers.5"]
+    view.get_by_label("Zoom in").click()
+    many = [text for text in drawn() if text.startswith("layers")]
+    assert {"layers.2.add", "layers.3.mul"} <= set(many)
+    assert "layers.3" not in many
 
 
 def test_a_click_in_the_timeline_unfolds_the_graph(opened, both):

@@ -5,7 +5,7 @@ import { count, counted, percent, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
 import { chip } from "./tables";
-import { modulePath } from "./timeline";
+import { modulePath } from "./modules";
 
 /** Which plan is shown, and beside which other. */
 export function chooser(state: State): HTMLElement {

@@ -7,7 +7,7 @@ import { bytes, count, counted, seconds } from "./format";
 import { type Band, STUB, type Sheet, TALL, WIDE, type Wire, band, direct, rows } from "./layout";
 import type { State } from "./state";
 import { PAPER } from "./timecanvas";
-import { modulePath } from "./timeline";
+import { modulePath } from "./modules";
 
 const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes

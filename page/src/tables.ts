@@ -6,7 +6,7 @@ import { button, h, section } from "./dom";
 import { bytes, count, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
-import { modulePath } from "./timeline";
+import { modulePath } from "./modules";
 
 /** A device's name with its colour. */
 export function chip(device: string): HTMLElement {

@@ -4,6 +4,8 @@ import { canvasFill, paint } from "./colours";
 import type { Plan } from "./data";
 import { button, h, key, section } from "./dom";
 import { bytes, count, seconds } from "./format";
+import { modulePath } from "./modules";
+import { Names } from "./names";
 import { type State, boundInTime } from "./state";
 import { AXIS, TimeCanvas, shortened } from "./timecanvas";
 
@@ -165,6 +167,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     ctx.fillStyle = colours.ink;
     ctx.fillRect(on.gutter, y, on.width - on.gutter, tall);
     ctx.fillStyle = fill;
+    const names = style?.pattern === 0 ? new Names(state.page.graphs[lane.plan.graph], on.gutter, on.width) : null;
     let runFrom = 0, runTo = 0, runShade = 0, pixel = -1, cover = 0; // thin slices, as columns of one shade
     let markFrom = -1, markTo = -1;
     const columns = () => {
@@ -210,17 +213,8 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
         const right = Math.min(x + wide, on.width + 4);
         ctx.globalAlpha = Math.max(0.3, Math.min(1, busy[i] / length[i]));
         ctx.fillRect(left, y, right - left - (wide > 4 ? 1 : 0), tall);
-        if (style && right - left > 46) {
-          ctx.globalAlpha = 1;
-          ctx.fillStyle = style.ink;
-          ctx.textAlign = "left";
-          const room = Math.floor((right - left - 10) / 6.4);
-          const name = shortName(state.page.graphs[lane.plan.graph].names[item[i]]);
-          const text = name.length <= room ? name : `${name.slice(0, room - 1)}…`;
-          if (style.pattern === 0) ctx.fillText(text, left + 5, y + tall / 2);
-          ctx.fillStyle = fill;
-        }
       }
+      names?.add(item[i], x, x + wide);
       if (mark && mark[item[i]] && lane.device) {
         if (x > markTo + 1) {
           band();
@@ -233,6 +227,10 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     columns();
     band();
     ctx.globalAlpha = 1;
+    if (!names) return;
+    ctx.fillStyle = style!.ink;
+    ctx.textAlign = "left";
+    names.draw((text, from) => ctx.fillText(text, from, y + tall / 2));
   }
 
   function drawChain(on: TimeCanvas): void {
@@ -498,12 +496,3 @@ function firstReaching(reach: Float64Array, low: number, high: number, time: num
   return low;
 }
 
-function shortName(name: string): string {
-  return name.slice(name.lastIndexOf(".") + 1);
-}
-
-/** The module of a node, or of what is around it. */
-export function modulePath(paths: string[], parent: Int32Array, node: number): string {
-  while (node > 0 && !paths[node]) node = parent[node];
-  return node > 0 ? paths[node] : "";
-}

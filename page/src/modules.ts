@@ -1,0 +1,35 @@
+// The tree of modules: each node has a greater number than what is around it.
+
+import type { Graph } from "./data";
+
+/** The module of a node, or of what is around it. */
+export function modulePath(paths: string[], parent: Int32Array, node: number): string {
+  while (node > 0 && !paths[node]) node = parent[node];
+  return node > 0 ? paths[node] : "";
+}
+
+/** The innermost node that is around both. */
+export function around(parent: Int32Array, a: number, b: number): number {
+  while (a !== b) a > b ? (a = parent[a]) : (b = parent[b]);
+  return a;
+}
+
+const MOST = 0.8; // of the items
+const known = new WeakMap<Graph, string>();
+
+/** What nearly all names of modules begin with, which tells nothing: "model." of "model.layers.9.mlp". */
+export function preamble(graph: Graph): string {
+  let found = known.get(graph);
+  if (found === undefined) {
+    const { parent, paths, node } = graph;
+    const items = new Uint32Array(parent.length);
+    for (const one of node) items[one]++;
+    for (let one = parent.length - 1; one > 0; one--) items[parent[one]] += items[one];
+    let deepest = 0;
+    for (let one = 1; one < parent.length; one++) if (parent[one] === deepest && items[one] > MOST * node.length) deepest = one;
+    const outer = deepest > 0 ? modulePath(paths, parent, parent[deepest]) : "";
+    found = outer && `${outer}.`;
+    known.set(graph, found);
+  }
+  return found;
+}

@@ -1,0 +1,100 @@
+// The names in a lane of the timeline: of a module across all that it runs there without a break, of an op where it is
+// as wide as its name.
+
+import type { Graph } from "./data";
+import { around, modulePath, preamble } from "./modules";
+
+const LETTER = 6.6; // pixels: to measure each name would take longer than to draw it
+const PADDING = 5;
+const APART = 2; // pixels between slices that are no break
+const NARROW = 8; // what is narrower is one with its neighbours
+
+/** Slices of one node of the tree that follow each other. */
+interface Stretch {
+  node: number;
+  item: number; // -1: several
+  from: number;
+  to: number;
+}
+
+type Write = (text: string, from: number) => void;
+
+export class Names {
+  private stretches: Stretch[] = [];
+  private readonly skip: string;
+
+  constructor(
+    private graph: Graph,
+    private left: number,
+    private right: number,
+  ) {
+    this.skip = preamble(graph);
+  }
+
+  /** A slice, from the left to the right. */
+  add(item: number, from: number, to: number): void {
+    const node = this.graph.node[item];
+    (from = Math.max(from, this.left)), (to = Math.min(to, this.right));
+    const last = this.stretches[this.stretches.length - 1];
+    const follows = last && from - last.to < APART;
+    if (follows && ((last.to - last.from < NARROW && to - from < NARROW) || (last.node === node && last.item < 0 && to - from < NARROW))) {
+      if (last.node !== node) last.node = around(this.graph.parent, last.node, node);
+      last.item = -1;
+      last.to = Math.max(last.to, to);
+    } else this.stretches.push({ node, item, from, to });
+  }
+
+  draw(write: Write): void {
+    const { stretches } = this;
+    let first = 0;
+    for (let i = 1; i <= stretches.length; i++) {
+      if (i < stretches.length && stretches[i].from - stretches[i - 1].to < APART) continue;
+      if (stretches[i - 1].to - stretches[first].from > NARROW) this.name(first, i, 0, write);
+      first = i;
+    }
+  }
+
+  /** Names stretches that touch, all within one node: as deep in the tree as names fit. Whether there is one. */
+  private name(first: number, end: number, inside: number, write: Write): boolean {
+    const { stretches, graph } = this;
+    const from = stretches[first].from;
+    const room = stretches[end - 1].to - from - 2 * PADDING;
+    if (room < 2 * LETTER) return false;
+    const put = (text: string) => {
+      if (!text || text.length * LETTER > room) return false;
+      write(text, from + PADDING);
+      return true;
+    };
+    if (end - first === 1) {
+      const { item, node } = stretches[first];
+      if (item >= 0 && put(this.short(graph.names[item]))) return true;
+      // Of the modules around it, the innermost that has room.
+      for (let at = node; at > inside; at = graph.parent[at]) if (put(this.path(at))) return true;
+      return item >= 0 && inside === 0 && put(graph.names[item].slice(graph.names[item].lastIndexOf(".") + 1));
+    }
+    let node = stretches[first].node;
+    for (let i = first + 1; i < end; i++) node = around(graph.parent, node, stretches[i].node);
+    const below = (i: number) => {
+      let at = stretches[i].node;
+      while (at !== node && graph.parent[at] !== node) at = graph.parent[at];
+      return at;
+    };
+    let found = false;
+    for (let i = first; i < end; ) {
+      const child = below(i);
+      let next = i + 1;
+      while (child !== node && next < end && below(next) === child) next++;
+      found = this.name(i, next, node, write) || found;
+      i = next;
+    }
+    return found || (node > inside && put(this.path(node)));
+  }
+
+  private path(node: number): string {
+    return this.short(modulePath(this.graph.paths, this.graph.parent, node));
+  }
+
+  private short(name: string): string {
+    return name.startsWith(this.skip) ? name.slice(this.skip.length) : name;
+  }
+}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -43,6 +45,11 @@ def equal_devices(seed, ops=8, devices=3, **options):
     return problem_of(seconds, edges, sizes=sizes, objective="throughput", **options)
 
 
+def hard():
+    """A problem that takes solvers long."""
+    return equal_devices(0, ops=60, devices=4, execution=Execution(overlap=False))
+
+
 def context(problem, **budget):
     return Context(problem, Budget(**budget), 0, 0.0, None, "milp")
 
@@ -79,14 +86,14 @@ def test_the_programme_has_the_optimum(execution, solver):
             continue
         given = loads(problem)
         programme = Programme(given, tariff(given), solver, 1.25 * best, 0.0)
-        answer = programme.solve(math.inf, 10_000)
+        answer = programme.solve(context(problem), math.inf, 10_000)
         assert answer.done
         assert answer.bound <= best
         assert answer.bound >= best * (1 - 5e-6)
         found = evaluate(problem, given.placement(answer.device)).score[0]
         assert found == pytest.approx(best, rel=1e-5)
         # Nothing is below the optimum.
-        refused = Programme(given, tariff(given), solver, best * 0.999, 0.0).solve(math.inf, 10_000)
+        refused = Programme(given, tariff(given), solver, best * 0.999, 0.0).solve(context(problem), math.inf, 10_000)
         assert refused.device is None or evaluate(problem, given.placement(refused.device)).score[0] > best * 0.999
 
 
@@ -96,7 +103,7 @@ def test_scratch_space_has_to_fit(solver):
     problem = small(10_652, SETTINGS[12], constrained=True)
     best, placement = brute_force(problem)
     given = loads(problem)
-    answer = Programme(given, tariff(given), solver, 1.5 * best, 0.0).solve(math.inf, 1000)
+    answer = Programme(given, tariff(given), solver, 1.5 * best, 0.0).solve(context(problem), math.inf, 1000)
     assert answer.device[problem.unit].tolist() == placement.tolist()
     assert answer.bound == pytest.approx(best, rel=1e-5)
 
@@ -182,7 +189,7 @@ def test_the_planner_finds_the_optimum(batch):
         problem = small(seed, execution, constrained=seed % 3 == 0, integers=seed % 5 > 0)
         best, _ = brute_force(problem)
         try:
-            found = plan(problem, "milp", budget=Budget(evaluations=20_000))
+            found = plan(problem, "milp", budget=Budget(evaluations=200_000))
         except NoFeasiblePlan:
             assert math.isinf(best)
             continue
@@ -197,8 +204,7 @@ def test_the_solvers_agree(seed):
     """On 14 ops, too many for brute force."""
     problem = equal_devices(seed, ops=14, devices=3, execution=Execution(overlap=False, staged=True, contention="none"))
     values = [
-        plan(problem, "milp", budget=Budget(evaluations=50_000), options={"solver": solver})
-        for solver in ("highs", "cpsat")
+        plan(problem, "milp", budget=Budget(seconds=60), options={"solver": solver}) for solver in ("highs", "cpsat")
     ]
     assert values[0].value == pytest.approx(values[1].value, rel=1e-5)
     assert all(found.gap < 1e-5 for found in values)
@@ -217,7 +223,7 @@ def test_the_other_solver_takes_over_from_one_that_fails(monkeypatch):
 
     monkeypatch.setattr(Programme, "solve", fails)
     problem = equal_devices(0, execution=Execution(overlap=False, staged=True, contention="none"))
-    found = plan(problem, "milp", budget=Budget(evaluations=50_000))
+    found = plan(problem, "milp", budget=Budget(seconds=60))
     assert found.value == pytest.approx(brute_force(problem)[0], rel=1e-6)
     assert found.gap < 1e-5
     assert (asked[0], asked[-1]) == ("highs", "cpsat")
@@ -239,3 +245,28 @@ def test_devices_are_counted():
     assert found.value == pytest.approx(brute_force(problem)[0], rel=1e-6)
     assert len(set(found.placement.tolist())) <= 2
     assert len(all_placements(problem)) == 3**7
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 300, 20_000])
+def test_a_budget_in_evaluations_ends_it_and_gives_the_same_plan_again(evaluations):
+    """Far too large to be proved, so it has use for all of it."""
+    problem = hard()
+    first, second = (plan(problem, "milp", budget=Budget(evaluations=evaluations), seed=1) for _ in range(2))
+    assert first.evaluations <= evaluations
+    assert first.placement.tolist() == second.placement.tolist()
+    assert (first.evaluations, first.lower_bound) == (second.evaluations, second.lower_bound)
+    assert first.gap > 0.0
+    assert first.seconds < 60
+
+
+@pytest.mark.parametrize("solver", ["highs", "cpsat"])
+def test_ctrl_c_ends_a_solve(solver):
+    """Though HiGHS cannot be asked to end."""
+    problem = hard()
+    given = loads(problem)
+    ctx = context(problem)
+    Timer(0.5, ctx.interrupt).start()
+    began = time.perf_counter()
+    answer = Programme(given, tariff(given), solver, given.seconds.sum(), 0.0).solve(ctx, 60.0, 10**6)
+    assert time.perf_counter() - began < 10
+    assert not answer.done

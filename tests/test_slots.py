@@ -15,6 +15,7 @@ import reference
 from oracles import all_placements, brute_force
 from placewise import Budget, files, plan
 from placewise.cluster import Cluster, Device, Link
+from placewise.driver import Context
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import dnn_partitioning
 from placewise.planners import slot_milp
@@ -194,7 +195,8 @@ def small_problems(count, **options):
 def test_the_integer_programme_is_right(solver):
     """With one slot it finds and proves the best; with several, what it proves is true."""
     for seed, problem, best in small_problems(40):
-        found = plan(problem, "slot-milp", budget=Budget(evaluations=100), options={"solver": solver})
+        budget = Budget(seconds=None if solver == "cpsat" else 60.0, evaluations=40_000)
+        found = plan(problem, "slot-milp", budget=budget, options={"solver": solver})
         assert found.lower_bound <= best * (1 + 1e-9), seed
         if problem.execution.slots == 1:
             assert found.value == pytest.approx(best), seed
@@ -210,7 +212,8 @@ def test_the_integer_programme_finds_the_best_from_the_worst(solver):
         score = evaluate(problem, rows).score
         worst = int(np.where(np.isfinite(score), score, -1.0).argmax())
         programme = slot_milp._Programme(problem, rows[worst], score[worst], 0.0, whole=solver == "cpsat")
-        proved, answer = slot_milp._solve(programme.rows, programme.value, solver, np.inf)
+        ctx = Context(problem, Budget(seconds=60), 0, 0.0, None, "slot-milp")
+        proved, answer = slot_milp._solve(ctx, programme.rows, programme.value, solver)
         assert proved * programme.unit == pytest.approx(best, rel=1e-4), seed
         placement = programme.placement(answer)
         if placement is None:

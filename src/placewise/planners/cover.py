@@ -17,8 +17,9 @@ import numpy as np
 
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
-from placewise.planners.linear import TOLERANCE, Programme, Solver, Tariff
+from placewise.planners.linear import TOLERANCE, Programme, Tariff
 from placewise.planners.loads import Loads, Whole, walk, walk_tables
+from placewise.planners.solvers import Solver, effort, effort_left
 
 _WALKS: Final = 8  # for sets of each kind, with the prices of one master
 _STEPS: Final = 50  # of a walk, for each item
@@ -81,13 +82,13 @@ class Cover:
 
     def prove(self, ctx: Context, value: float, seconds: float) -> None:
         """Try for so long to prove that no plan is below the value, or else as much as can be proved."""
-        until, masters = ctx.seconds + seconds, 0
+        until, masters = effort(ctx) + seconds, 0
         if value != self._goal:
             self._goal = self._ceiling = value
             self._aim(value)
         if not self._begun:
             self._begun = self._decide(ctx, self._work, _MORE * seconds)
-        while not self.exhausted and ctx.seconds < until and not ctx.should_stop():
+        while not self.exhausted and effort(ctx) < until and not ctx.should_stop():
             masters += 1
             if math.isinf(seconds) and masters > _MASTERS:
                 return
@@ -96,9 +97,9 @@ class Cover:
             if left <= _NOTHING:  # the sets that are known could be a plan, for all that prices can tell
                 self._ceiling = self._target
                 self._between()
-            elif not self._search(prices, worth) or self._patience == 0:
+            elif not self._search(ctx, prices, worth) or self._patience == 0:
                 self._patience = _PATIENCE
-                self._decide(ctx, prices, max(until - ctx.seconds, seconds / 2))
+                self._decide(ctx, prices, max(until - effort(ctx), seconds / 2))
             else:
                 self._patience -= 1
 
@@ -143,7 +144,7 @@ class Cover:
         shared = float(worth[len(self._kinds)]) if len(worth) > len(self._kinds) else 0.0
         return np.maximum(prices, 0.0), np.maximum(worth[: len(self._kinds)] + shared, 0.0), result.objective_value()
 
-    def _search(self, prices: Floats, worth: Floats) -> bool:
+    def _search(self, ctx: Context, prices: Floats, worth: Floats) -> bool:
         """Look for sets that are worth more than they may be: plans for two devices, this one and elsewhere."""
         found = False
         for k, d in enumerate(self._first.tolist()):
@@ -161,6 +162,7 @@ class Cover:
                 hot = self._target * 10 ** self._rng.uniform(-2.0, -0.7)
                 best, value = walk(tables, side, self._target, hot, hot * 1e-2, _STEPS * self._given.items,
                                    int(self._rng.integers(2**31)))  # fmt: skip
+                ctx.spend(max(0, min(_STEPS * self._given.items, ctx.evaluations_left - 1)))
                 items = np.flatnonzero(best == 0)
                 if value <= self._target and prices[items].sum() > worth[k]:
                     found |= self._add(k, items)
@@ -182,7 +184,7 @@ class Cover:
         """
         cover = self._first, self._copies, prices
         programme = Programme(self._given, self._costs, self._solver, self._target, self.bound, cover=cover)
-        answer = programme.solve(min(seconds, ctx.seconds_left), _NODES, gap=_CLOSE)
+        answer = programme.solve(ctx, min(seconds, effort_left(ctx)), _NODES, gap=_CLOSE)
         self.bound = max(self.bound, answer.bound)
         ctx.bound(self.bound)
         if answer.device is not None:

@@ -7,20 +7,17 @@ sender pays for each of several receivers, a message has one variable per link i
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
+from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners.loads import Flags, Loads, Whole
+from placewise.planners.solvers import Solver, solve
 from placewise.simulator.alike import alike
-from placewise.stdout import quiet
-
-Solver = Literal["highs", "cpsat"]
 
 _SCALE: Final = {"highs": 1e3, "cpsat": 1e7}  # what the incumbent is in the solver's units
 _MEMORY: Final = {"highs": 1e3, "cpsat": 2.0**30}  # what a device's memory is
@@ -282,29 +279,20 @@ class Programme:
                 self._model.add_linear_constraint(x - used[d] <= 0.0)
         self._model.add_linear_constraint(self._mathopt.fast_sum(used.values()) <= float(most))
 
-    def solve(self, seconds: float, nodes: int, *, heuristics: bool = True, gap: float = TOLERANCE / 10) -> Answer:
-        """Solve for so long; without a clock, for so many nodes (HiGHS) or units of deterministic time (CP-SAT)."""
+    def solve(
+        self, ctx: Context, seconds: float, nodes: int, *, heuristics: bool = True, gap: float = TOLERANCE / 10
+    ) -> Answer:
+        """Solve for so long (see `solvers.solve`)."""
         mathopt = self._mathopt
-        timed = math.isfinite(seconds)
-        limit = timedelta(seconds=max(seconds, 0.01)) if timed else None
-        asked = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=gap)
-        if self._solver == "highs":
-            asked.highs.int_options["threads"] = 1
-            if not timed:
-                asked.highs.int_options["mip_max_nodes"] = nodes
-            if not heuristics:
-                asked.highs.double_options["mip_heuristic_effort"] = 0.0
-        else:
-            asked.threads = 1
-            asked.cp_sat.mip_max_bound = 2.0**50  # else it cuts off what is above 1e7, and calls the rest infeasible
-            if not timed:
-                asked.cp_sat.max_deterministic_time = nodes / 100
-        kind = mathopt.SolverType.HIGHS if self._solver == "highs" else mathopt.SolverType.CP_SAT
+        asked = mathopt.SolveParameters(relative_gap_tolerance=gap)
+        if self._solver == "highs" and not heuristics:
+            asked.highs.double_options["mip_heuristic_effort"] = 0.0
         try:
-            with quiet():
-                result = mathopt.solve(self._model, kind, params=asked)
+            result = solve(ctx, self._model, self._solver, seconds, nodes, asked)
         except Exception as error:  # MathOpt has no class for it
             raise SolverFailed(f"{self._solver}: {error!r:.200}") from error
+        if result is None:
+            return Answer(None, 0.0, False)
         reason, limits = result.termination.reason, result.termination.objective_bounds
         if reason == mathopt.TerminationReason.INFEASIBLE:
             return Answer(None, self._value * (1 - TOLERANCE), True)

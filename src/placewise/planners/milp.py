@@ -14,8 +14,9 @@ from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
 from placewise.planners.cover import Cover
-from placewise.planners.linear import TOLERANCE, Programme, Solver, SolverFailed, tariff
+from placewise.planners.linear import TOLERANCE, Programme, SolverFailed, tariff
 from placewise.planners.loads import Annealer, Loads, fused, loads
+from placewise.planners.solvers import Solver, countable, effort, effort_left
 from placewise.problem import Problem
 from placewise.simulator.throughput import throughput_loads
 
@@ -29,7 +30,7 @@ _SWEEPS: Final = 2500  # steps of an annealing, for each item
 _MOST: Final = 4_000_000  # of them in all
 _STEPS: Final = 200_000  # of an annealing, between looks at the clock
 _LARGEST: Final = 30_000  # items times devices that a programme may have
-_NODES: Final = 1_000  # of the first solve, where there is no clock; each has twice as many
+_NODES: Final = 1_000  # of a solve where the budget has no end; on the whole problem, each has twice as many
 
 
 def _compile(problem: Problem) -> None:
@@ -53,12 +54,14 @@ def milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
     are told apart by their heaviest unit; units that no better plan can separate are fused; plans come from annealing,
     and the solver only has to find better ones or prove that there are none; the bound comes from covers (see
     cover.py), which is where most proofs come from. A proof allows for the tolerances of the solvers, so a plan that is
-    called optimal to within 0.0003 % is as good as they can tell.
+    called optimal to within 0.0003 % is as good as they can tell. With a budget in evaluations alone the solver is
+    CP-SAT, whose effort can be counted.
     """
     if not problem.num_units or problem.num_devices == 1:
         ctx.evaluate(np.zeros(problem.num_ops, np.int32))
         return
     _warm_start(ctx)
+    solver = countable(ctx, solver)
     others: list[Solver] = ["highs", "cpsat"]
     for able in dict.fromkeys([solver, *others]):
         if ctx.should_stop():
@@ -93,9 +96,9 @@ class _State:
 
     def __init__(self, problem: Problem, ctx: Context, solver: Solver) -> None:
         self._problem, self._ctx, self._solver = problem, ctx, solver
-        self._budget = ctx.seconds_left
+        self._budget = effort_left(ctx)
         self._finished = False
-        self._nodes = _NODES // 2
+        self._nodes = _NODES
         self._solved = 0.0  # what the solver proved by itself
         self._groups: list[tuple[int, ...]] = []  # of devices to deal out anew, the next one last
         self._take(fused(loads(problem), ctx.best_value), None)
@@ -105,7 +108,7 @@ class _State:
     def done(self) -> bool:
         """Whether the best is proved, as far as solvers can tell, or the budget is spent."""
         close = self._ctx.best_value <= self._ctx.lower_bound * (1 + _CLOSE)
-        return self._finished or close or self._ctx.should_stop()
+        return self._finished or close or self._ctx.should_stop() or self._ctx.evaluations_left < 2
 
     @property
     def _large(self) -> bool:
@@ -136,10 +139,10 @@ class _State:
 
     def anneal(self, share: float) -> None:
         """Anneal for a share of the budget, each time from the best plan to a target between it and the bound."""
-        ctx, until = self._ctx, self._ctx.seconds + share * self._budget
+        ctx, until = self._ctx, effort(self._ctx) + share * self._budget
         while ctx.best is not None and not self.done():
             self.anneal_once()
-            if not ctx.seconds < until < math.inf:  # no share of an endless time is a number
+            if not effort(ctx) < until < math.inf:  # no share of an endless time is a number
                 return
 
     def anneal_once(self) -> None:
@@ -167,7 +170,7 @@ class _State:
 
     def polish(self, share: float) -> None:
         """For a share of the budget, deal out anew what the busiest device and one or two others have."""
-        ctx, until, every = self._ctx, self._ctx.seconds + share * self._budget, np.arange(self._problem.num_devices)
+        ctx, until, every = self._ctx, effort(self._ctx) + share * self._budget, np.arange(self._problem.num_devices)
         while self._groups and not self._large and not self.done():
             assert ctx.best is not None
             given, device, group = self._given, self._given.devices(ctx.best[0]), np.array(self._groups.pop())
@@ -175,10 +178,10 @@ class _State:
             part, value = replace(given, may=given.may & where), ctx.best_value * (1 - TOLERANCE)
             ctx.spend(1)
             programme = Programme(part, self._costs, self._solver, value, 0.0, only=group)
-            answer = programme.solve(min(_PART * self._budget, ctx.seconds_left), _NODES, gap=_FINE)
+            answer = programme.solve(ctx, min(_PART * self._budget, effort_left(ctx)), _NODES, gap=_FINE)
             if answer.device is not None:
                 self._try(answer.device)
-            if ctx.seconds >= until:
+            if effort(ctx) >= until:
                 return
 
     @property
@@ -196,7 +199,7 @@ class _State:
         ctx, cover = self._ctx, self._cover
         if ctx.best is not None and not self.done():
             cover.learn(self._given.devices(ctx.best[0]))
-            cover.prove(ctx, ctx.best_value * (1 - TOLERANCE), min(share * self._budget, ctx.seconds_left))
+            cover.prove(ctx, ctx.best_value * (1 - TOLERANCE), min(share * self._budget, effort_left(ctx)))
 
     def solve(self, share: float, *, heuristics: bool = False) -> None:
         """Let the solver work on the whole problem for a share of the budget."""
@@ -210,8 +213,9 @@ class _State:
         ctx.spend(1)
         programme = Programme(given, self._costs, self._solver, best * (1 - TOLERANCE), ctx.lower_bound)
         answer = programme.solve(
-            min(share * self._budget, ctx.seconds_left), _NODES, heuristics=heuristics or ctx.best is None
+            ctx, min(share * self._budget, effort_left(ctx)), self._nodes, heuristics=heuristics or ctx.best is None
         )
+        self._nodes *= 2
         if answer.done and answer.device is None and ctx.best is None:
             self._finished = True  # there is no plan
             return

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import get, planner
 from placewise.planners.slot_search import slots_only
+from placewise.planners.solvers import Solver, countable, effort_left, solve
 from placewise.problem import Problem
 from placewise.simulator.bounds import lower_bound
 from placewise.simulator.slots import measure_slots, slot_arrays
-from placewise.stdout import quiet
 
 _START: Final = 0.5  # of the budget, for a plan to start from
 _LARGEST: Final = 3_000  # items times places that a programme may have; with more, it proves nothing in a minute
@@ -32,7 +31,7 @@ def _compile(problem: Problem) -> None:
 
 
 @planner("slot-milp", objectives={"latency", "completion"}, supports=slots_only, compile=_compile)
-def slot_milp(problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat"] = "highs") -> None:
+def slot_milp(problem: Problem, ctx: Context, *, solver: Solver = "highs") -> None:
     """The integer programme of Tarnawski et al. 2020 (arXiv:2006.16423) for latency in slots, with a bound.
 
     It starts from the best plan so far, or else from `slot-search`; what is large is left to that. Beyond the paper:
@@ -41,6 +40,7 @@ def slot_milp(problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat
     times and transfers add up, whatever is in the pieces, without which next to nothing is proved. Equal devices are
     left to the solvers, which see them: two rules that tell them apart made HiGHS slower on BERT-24 and GNMT. With
     several slots, ops may be cut in other ways than into the fewest pieces, so the programme is only a relaxation.
+    With a budget in evaluations alone the solver is CP-SAT, whose effort can be counted.
     """
     accelerators = sum(device.copies for device in problem.cluster.devices)
     items = problem.num_units if problem.execution.slots == 1 else problem.num_ops
@@ -52,8 +52,9 @@ def slot_milp(problem: Problem, ctx: Context, *, solver: Literal["highs", "cpsat
     # How HiGHS branches depends on this bound, not always for the better: with the longest path it proved GNMT in
     # 15 s of processor time, with none or with a higher one it did not in 25 s. That is one input, and no rule.
     implied = lower_bound(problem).parts.get("path", 0.0)
+    solver = countable(ctx, solver)
     programme = _Programme(problem, ctx.best[0], ctx.best_value, implied, whole=solver == "cpsat")
-    proved, answer = _solve(programme.rows, programme.value, solver, ctx.seconds_left)
+    proved, answer = _solve(ctx, programme.rows, programme.value, solver)
     ctx.bound(min(proved * programme.unit, ctx.best_value))
     placement = programme.placement(answer) if answer is not None else None
     if placement is not None and not ctx.should_stop():
@@ -333,8 +334,8 @@ class _Programme:
 # ---- the solvers -----------------------------------------------------------------------------------------------------
 
 
-def _solve(rows: _Rows, value: list[int], solver: str, seconds: float) -> tuple[float, Floats | None]:
-    """(what is proved, a solution if there is one), after so long; without a clock, after so many nodes."""
+def _solve(ctx: Context, rows: _Rows, value: list[int], solver: Solver) -> tuple[float, Floats | None]:
+    """(what is proved, a solution if there is one) with what is left of the budget."""
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model()
@@ -346,26 +347,12 @@ def _solve(rows: _Rows, value: list[int], solver: str, seconds: float) -> tuple[
     for row, column, factor in zip(rows.row, rows.column, rows.factor, strict=True):
         limits[row].set_coefficient(x[column], limits[row].get_coefficient(x[column]) + factor)
     model.minimize(mathopt.fast_sum([x[end] for end in value]))
-
-    timed = math.isfinite(seconds)
-    asked = mathopt.SolveParameters(time_limit=timedelta(seconds=max(seconds, 0.01)) if timed else None)
-    if solver == "highs":
-        kind = mathopt.SolverType.HIGHS
-        asked.highs.int_options["threads"] = 1
-        asked.relative_gap_tolerance = _TOLERANCE / 10
-        if not timed:
-            asked.highs.int_options["mip_max_nodes"] = _NODES
-    else:
-        kind = mathopt.SolverType.CP_SAT
-        asked.threads = 1
-        asked.cp_sat.mip_max_bound = 2.0**50  # else it cuts off what is above 1e7
-        if not timed:
-            asked.cp_sat.max_deterministic_time = _NODES / 100
+    asked = mathopt.SolveParameters(relative_gap_tolerance=_TOLERANCE / 10 if solver == "highs" else None)
     hint = mathopt.SolutionHint(variable_values=dict(zip(x, rows.hint, strict=True)))
-    with quiet():
-        result = mathopt.solve(
-            model, kind, params=asked, model_params=mathopt.ModelSolveParameters(solution_hints=[hint])
-        )
+    hints = mathopt.ModelSolveParameters(solution_hints=[hint])
+    result = solve(ctx, model, solver, effort_left(ctx), _NODES, asked, model_params=hints)
+    if result is None:
+        return 0.0, None
     proved = result.termination.objective_bounds.dual_bound
     proved = proved * (1 - _TOLERANCE) if math.isfinite(proved) else 0.0
     if not result.has_primal_feasible_solution():

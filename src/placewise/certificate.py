@@ -396,7 +396,7 @@ def _bound(plan: Plan) -> Iterator[Finding]:
         yield Finding("bound", plan.lower_bound, shown, "holds")
     else:
         least = plan.lower_bound * (1 - _SAME)
-        parts = [name for name, seconds in lower_bound(problem).parts.items() if seconds >= least]
+        parts = [name for name, seconds in lower_bound(problem).parts.items() if seconds >= least and name not in again]
         name = f"by {plan.proved_by}" if plan.proved_by else parts[0] if parts else "by other arguments"
         too_long = f": over {_LONGEST:,} ops" if name == "path in stretches" else ""
         yield Finding(f"bound: {name}", plan.lower_bound, None, TRUST + too_long)

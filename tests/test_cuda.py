@@ -60,6 +60,14 @@ def test_outputs_are_those_of_the_module(name, seed):
                 assert difference(a.numpy(), b.cpu().numpy()) < 1e-4
 
 
+def test_arguments_are_brought_to_where_the_plan_has_them():
+    module, args = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), (torch.randn(2, 8),)
+    graph = from_torch(module, args).collapse_parameters().graph
+    for where, home in ((0, "cuda:0"), (1, "cpu")):
+        with of(graph, np.full(graph.num_ops, where)).apply(module, args) as placed:
+            assert str(placed.brought(args, {})[0][0].device) == home
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_gradients_are_those_of_the_module(seed):
     torch.manual_seed(0)

@@ -267,11 +267,50 @@ def test_a_clock_at_each_op_says_what_ran_where():
     with found.apply(module, args, kwargs) as placed, torch.no_grad():
         result, notes = placed.timed(*args, **kwargs)
         equal(result, module(*args, **kwargs))
-    ops = {note.op: note.device for note in notes if note.op}
+    ops = {note.op: note.device for note in notes}
     assert ops == {op: found.devices[op] for op in ops}
     assert set(ops) == {op for op, kind in zip(found.problem.graph.op_names, found.problem.graph.op_kinds, strict=True)
                         if kind not in ("input", "parameter")}  # fmt: skip
     assert all(note.seconds >= 0 and note.on in ("cpu", "") for note in notes)
+
+
+class Attends(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x, keep):
+        turn = torch.arange(x.shape[-2])
+        mask = {
+            "all": turn[:, None] >= 0 * turn[None],
+            "before": turn[:, None] >= turn[None],
+            "near": (turn[:, None] - turn[None]).abs() < 2,
+            "given": (turn[:, None] >= turn[None]) & keep[None],
+        }[self.kind]
+        return nn.functional.scaled_dot_product_attention(x, x.flip(-1), x + 1, attn_mask=mask, scale=0.5)
+
+
+@pytest.mark.parametrize("kind", ["all", "before", "near", "given"])
+def test_attention_is_told_in_short_what_a_mask_says(kind):
+    module, args = Attends(kind), (torch.randn(2, 3, 5, 8), torch.tensor([True, True, False, True, True]))
+    with plan_of(module, args, {}, 2, seed=0).apply(module, args) as placed, torch.no_grad():
+        equal(placed(*args), module(*args))
+        equal(placed(args[0], ~args[1] | True), module(args[0], ~args[1] | True))
+        (node,) = [node for node in placed._layout.slot if "scaled_dot_product" in str(node.target)]
+    if kind in ("all", "before"):
+        assert node.kwargs == {"attn_mask": None, "is_causal": kind == "before", "scale": 0.5}
+        assert len(node.args) == 3
+    else:
+        assert "attn_mask" not in node.kwargs
+        assert len(node.args) == 4
+
+
+def test_arguments_are_brought_to_where_the_plan_has_them():
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    with plan_of(module, args, kwargs, 2, seed=0).apply(module, args, kwargs) as placed, torch.no_grad():
+        there = placed.brought(args, kwargs)
+        equal(there, (args, kwargs))
+        equal(placed(*there[0], **there[1]), module(*args, **kwargs))
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
@@ -307,7 +346,7 @@ def test_a_worker_that_is_gone_is_said(monkeypatch):
     placed = plan_of(module, args, kwargs, 2, seed=0).apply(module, args, kwargs)
     serve = executor._Worker._serve
     monkeypatch.setattr(executor._Worker, "_serve", lambda self: None)
-    with pytest.raises(PlacewiseError, match="the worker of d0 has ended"):
+    with pytest.raises(PlacewiseError, match="the worker of d1 has ended"):
         placed(*args, **kwargs)
     monkeypatch.setattr(executor._Worker, "_serve", serve)
     with torch.no_grad():

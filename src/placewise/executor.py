@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree
 
 from placewise.errors import InvalidInput, PlacewiseError, Unsupported
@@ -43,7 +44,7 @@ class _Aborted(Exception):
 class Ran(NamedTuple):
     """One op in one run."""
 
-    op: str  # "" for what is no op of the graph, such as an item of a list
+    op: str
     device: str  # of the cluster: the worker that ran it
     seconds: float
     on: str  # where torch says that its result is
@@ -91,7 +92,9 @@ def _exported(
     def exported(form: nn.Module) -> tuple[torch.export.ExportedProgram, Mapping[str, Node], dict[str, int]]:
         program = torch_export.export(form, args, kwargs)
         reading = torch_export.read(program, plan.problem.graph.name)
-        return program, reading.nodes, _matched(plan, reading)
+        matched = _matched(plan, reading)
+        _without_idle_masks(program)
+        return program, reading.nodes, matched
 
     try:
         return exported(module)
@@ -103,19 +106,64 @@ def _exported(
         return exported(copy.deepcopy(module, shapes))
 
 
+def _without_idle_masks(program: torch.export.ExportedProgram) -> None:
+    """Attention is told in short what a mask says that is the same in every run: all, or what comes before.
+
+    Libraries leave such masks out, but not when they are traced; with a mask, attention takes slower kernels.
+    """
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    nodes = list(program.graph.nodes)
+    if any(node.op == "call_function" and _writes(node) for node in nodes):
+        return
+    found: dict[Node, torch.Tensor | None] = {}
+    for node in nodes:
+        if node.target is not attention:
+            continue
+        told = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        mask = _constant(told["attn_mask"], found) if isinstance(told.get("attn_mask"), Node) else None
+        if mask is None or mask.dtype != torch.bool:
+            continue
+        causal = mask.shape[-1] == mask.shape[-2] and torch.equal(mask, torch.ones_like(mask).tril())
+        if causal or bool(mask.all()):
+            node.args = tuple(told.pop(name) for name in names[:3])
+            node.kwargs = {**told, "attn_mask": None, "is_causal": causal}
+
+
+def _constant(node: Node, found: dict[Node, torch.Tensor | None]) -> torch.Tensor | None:
+    """What a node makes, if that is made of no input."""
+    if node not in found:
+        found[node] = None
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        made = {arg: _constant(arg, found) for arg in node.all_input_nodes} if node.op == "call_function" else {}
+        if callable(node.target) and not random and all(value is not None for value in made.values()):
+            args, kwargs = map_arg((node.args, node.kwargs), made.__getitem__)
+            with torch.no_grad():
+                value = node.target(*args, **kwargs)
+            found[node] = value if isinstance(value, torch.Tensor) and not value.is_meta else None
+    return found[node]
+
+
 class PlacedModule(nn.Module):
     """Call it like the module. `close` ends its workers; so does the end of a `with` block, and of the object."""
 
     def __init__(self, module: nn.Module, layout: _Layout, homes: Sequence[torch.device], threads: int | None) -> None:
         super().__init__()
-        self.module, self._layout = module, layout
+        self.module, self._layout, self._homes = module, layout, homes
         on_cpu = sum(home.type == "cpu" for home in homes)  # a device is no faster for another's having no work
         each = threads or max(1, len(os.sched_getaffinity(0)) // max(1, on_cpu))
         self._sources = [_source(spec, module, layout, homes) for spec in layout.program.graph_signature.input_specs]
         self._ports = {d: port(homes[d]) for d in layout.used}
         self._scripts = [_Script(layout, d, homes, self._ports[d], timed=False) for d in layout.used]
         self._timed: list[_Script] = []
-        self._workers = [_Worker(layout.names[d], self._ports[d], each) for d in layout.used]
+        on_gpu = [homes[d].type == "cuda" for d in layout.used]
+        self._workers = [
+            _Worker(layout.names[d], self._ports[d], 1 if gpu else each)
+            for d, gpu in zip(layout.used, on_gpu, strict=True)
+        ]
+        # The thread that calls does the work of a CPU, if there is one: it has threads of OpenMP already, and those of
+        # a second team would be more than there are cores, at which all of them go to sleep between ops.
+        self._here = on_gpu.index(False) if False in on_gpu else 0
         weakref.finalize(self, _close, self._workers)
         #: Device to the ops that its worker runs.
         self.ran_on = {
@@ -138,9 +186,19 @@ class PlacedModule(nn.Module):
         result, run = self._run(self._timed, args, kwargs)
         notes = zip(self._workers, run.notes, strict=True)
         return result, [
-            Ran(self._layout.op_of.get(slot, ""), worker.name, _seconds(began, ended), on)
+            Ran(self._layout.op_of[slot], worker.name, _seconds(began, ended), "" if on is None else str(on))
             for worker, found in notes for slot, began, ended, on in found
         ]  # fmt: skip
+
+    def brought(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, on the devices where the plan has them."""
+        layout = self._layout
+        nodes = [layout.inputs[name] for name in layout.program.graph_signature.user_inputs]
+        flat, spec = _pytree.tree_flatten((args, dict(kwargs)))
+        moved = [value.to(self._homes[layout.where[node]]) if isinstance(value, torch.Tensor) else value
+                 for node, value in zip(nodes, flat, strict=True)]  # fmt: skip
+        found: tuple[tuple[Any, ...], dict[str, Any]] = _pytree.tree_unflatten(moved, spec)
+        return found
 
     def close(self) -> None:
         """End the workers."""
@@ -159,11 +217,12 @@ class PlacedModule(nn.Module):
             slots[layout.slot[node]] = value
         run = _Run(slots, self._workers, layout.crossing)
         if scripts:
-            *others, (worker, script, notes) = zip(self._workers, scripts, run.notes, strict=True)
-            for another, its_script, its_notes in others:
+            jobs = list(zip(self._workers, scripts, run.notes, strict=True))
+            worker, script, notes = jobs.pop(self._here)
+            for another, its_script, its_notes in jobs:
                 another.start(run, its_script.function, its_notes)
             worker.run_here(run, script.function, notes)
-            for another, _, _ in others:
+            for another, _, _ in jobs:
                 another.join(run)
         if run.failure is not None:
             raise run.failure
@@ -297,7 +356,7 @@ def _where(plan: Plan, nodes: Sequence[Node], program: Any, op: Mapping[Node, in
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             reader = next((where[user] for user in node.users if user in where), first)
-            where[node] = kept.get(specs.get(node.name, ""), reader)
+            where[node] = place[op[node]] if node in op else kept.get(specs.get(node.name, ""), reader)
     return where
 
 
@@ -380,6 +439,7 @@ class _Script:
         lines: list[str] = [line for _, node in early.get(-1, ()) for line in self._begin(node)]
         held: set[Node] = set()
         for position, node in enumerate(mine):
+            waits = position == 0
             for arg in node.all_input_nodes:
                 if arg in held:
                     continue
@@ -390,21 +450,26 @@ class _Script:
                     self._names[f"c{i}"] = constant.to(opening.device) if hasattr(constant, "to") else constant
                     lines.append(f"v{i} = c{i}")
                 elif arg in fetched:
+                    waits = True
                     lines.append(f"v{i} = end(v{i})")
                 elif arg.op == "placeholder" and layout.where[arg] == device and arg.name not in layout.arguments:
                     lines.append(f"v{i} = slots[{i}]")
                 else:
+                    waits = True
                     lines += [*self._begin(arg), f"v{i} = end(v{i})"]
+            # What is between ops counts for the next one, but not the wait for others.
+            lines += ["t = clock()"] if timed and waits else []
             i = layout.slot[node]
             held.add(node)
             self._names[f"f{i}"] = node.target
             inside = [self._text(part) for part in node.args]
             inside += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
-            call = f"v{i} = f{i}({', '.join(inside)})"
-            lines += ["t = clock()", call, f"notes.append(({i}, t, clock(), on(v{i})))"] if timed else [call]
+            lines.append(f"v{i} = f{i}({', '.join(inside)})")
+            if timed and i in layout.op_of:
+                lines += ["u = clock()", f"notes.append(({i}, t, u, on(v{i})))", "t = u"]
             if i in layout.crossing:
-                to_host = any(homes[reader].type == "cpu" for reader in layout.readers_elsewhere(node))
-                lines += [f"slots[{i}] = give(v{i}, {to_host})", f"ready[{i}].release()"]
+                to_other = any(homes[d].type != opening.device.type for d in layout.readers_elsewhere(node))
+                lines += [f"slots[{i}] = give(v{i}, {to_other})", f"ready[{i}].release()"]
             if any(user.op == "output" for user in node.users):
                 lines.append(f"results[{node.name!r}] = v{i}")
             # What nobody here reads any more is let go, so that memory is held no longer than the plan says.
@@ -413,7 +478,7 @@ class _Script:
                     lines.append(f"v{layout.slot[arg]} = None")
             lines += [f"m{position} = mark()"] if position in marked else []
             for reader, later in early.get(position, ()):
-                lines += [f"passed(m{reader})", *self._begin(later)]
+                lines += [f"passed(m{reader})", *self._begin(later), *(["t = clock()"] if timed else [])]
         body = "\n    ".join(lines) or "pass"
         exec(f"def run(slots, results, ready, take, notes):\n    {body}\n", self._names)
         self.function: Callable[..., None] = self._names["run"]
@@ -481,9 +546,9 @@ class _Marks:
         self._used = 0
 
 
-def _device_of(value: Any) -> str:
+def _device_of(value: Any) -> torch.device | None:
     first = value[0] if isinstance(value, (list, tuple)) and value else value
-    return str(first.device) if isinstance(first, torch.Tensor) else ""
+    return first.device if isinstance(first, torch.Tensor) else None
 
 
 def _seconds(began: Any, ended: Any) -> float:

@@ -1,7 +1,8 @@
 """How tensors enter and leave a device while it works, in PyTorch.
 
-A worker has a port. On the CPU it has nothing to do: logical devices share its memory. On a GPU, copies run on streams
-of their own, beside the work: out, to pinned host memory, as soon as a tensor is made; in, as soon as it is asked for.
+A worker has a port. On the CPU it has little to do: logical devices share its memory, and what a GPU reads is put into
+pinned memory. On a GPU, copies run on streams of their own, beside the work: out, to pinned host memory, as soon as a
+tensor is made; in, as soon as it is asked for.
 """
 
 from __future__ import annotations
@@ -63,15 +64,27 @@ def event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
+def pinned(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of the host, where a GPU fetches it from at full speed."""
+    # What is expanded has one value in many places, which no pinned copy can have.
+    return value if value.is_pinned() else value.contiguous().pin_memory()
+
+
 class Port:
     """Of a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def give(self, value: Any, to_host: bool) -> Any:
-        """What others `begin` with, of a value that this device has just made."""
-        return value
+    def give(self, value: Any, to_other: bool) -> Any:
+        """What others `begin` with, of a value that this device has just made; a device of another type may be among
+        them.
+        """
+        if not to_other or torch.is_grad_enabled():
+            return value
+        if isinstance(value, (list, tuple)):
+            return [self.give(part, to_other) for part in value]
+        return pinned(value) if isinstance(value, torch.Tensor) else value
 
     def begin(self, given: Any) -> Any:
         """Have what another device gave, or what the caller has, brought here; `end` waits for it."""
@@ -125,15 +138,15 @@ class CudaPort(Port):
         super().__init__(device)
         self._in, self._out = stream(device), stream(device)
 
-    def give(self, value: Any, to_host: bool) -> Any:
+    def give(self, value: Any, to_other: bool) -> Any:
         """With a copy on its way to the host, if a CPU reads it."""
         if isinstance(value, (list, tuple)):
-            return [self.give(part, to_host) for part in value]
+            return [self.give(part, to_other) for part in value]
         if not isinstance(value, torch.Tensor) or value.device.type != "cuda":
             return value
         made, arrived, host = event(), event(), None
         made.record(torch.cuda.current_stream(self.device))
-        if to_host and not torch.is_grad_enabled():
+        if to_other and not torch.is_grad_enabled():
             host = torch.empty_like(value, device="cpu", pin_memory=True)
             with torch.cuda.stream(self._out):
                 self._out.wait_event(made)
@@ -162,10 +175,9 @@ class CudaPort(Port):
                 value.record_stream(given.out)
             arrived.record(self._in)
         else:
-            # What is expanded has one value in many places, which no pinned copy can have.
-            pinned = value if value.device.type != "cpu" or value.is_pinned() else value.contiguous().pin_memory()
+            source = pinned(value) if value.device.type == "cpu" else value
             with torch.cuda.stream(self._in):
-                copy = pinned.to(self.device, non_blocking=True)
+                copy = source.to(self.device, non_blocking=True)
                 arrived.record(self._in)
         return _Coming(copy, arrived)
 

@@ -65,7 +65,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
         alone = next((home for home in used if home.type == "cuda"), torch.device("cpu"))
         plain = module if alone.type == "cpu" else copy.deepcopy(module).to(alone)
         with plan.apply(module, args, kwargs, devices=devices) as placed:
-            yield TorchRun(plan, homes, plain, alone, placed, (args, kwargs))
+            yield TorchRun(plan, homes, plain, alone, placed, placed.brought(args, kwargs))
 
 
 @engine("torch", fit=any_op, run=run)
@@ -113,8 +113,7 @@ class TorchRun:
         names, found = self._plan.problem.cluster.device_names, {}
         for ran in self._measured()[-1]:
             home = self._homes[names.index(ran.device)]
-            if ran.op:
-                found[ran.op] = ran.device if not ran.on or ran.on == str(home) else f"{ran.device}, but on {ran.on}"
+            found[ran.op] = ran.device if not ran.on or ran.on == str(home) else f"{ran.device}, but on {ran.on}"
         return found
 
     def busy(self) -> Mapping[str, float]:
@@ -150,7 +149,7 @@ class TorchRun:
         for a, b in pairs:
             with torch.no_grad():
                 source, target = port(self._homes[a]), port(self._homes[b])
-                given = source.give(pattern.to(self._homes[a], copy=True), self._homes[b].type == "cpu")
+                given = source.give(pattern.to(self._homes[a], copy=True), self._homes[b].type != self._homes[a].type)
                 arrived = target.end(target.begin(given))
                 target.finish()
                 found[names[a], names[b]] = bool(torch.equal(arrived.cpu(), pattern))

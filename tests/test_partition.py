@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from placewise.planners.partition import _deal, _distances, _machine, _merged, _
 from placewise.problem import Execution
 from placewise.simulator import violations
 from problems import problem_of, random_problem
+from test_memory import fitting_placements, tight_problem
 
 PACKAGES = {"metis": "pymetis", "scotch": "pyscotch", "kahip": "kahip"}
 
@@ -176,3 +178,22 @@ def test_pieces_next_to_each_other_are_merged():
     merged = _merged(_weighted(problem), np.arange(6, dtype=np.int32), np.array([4, 2]))
     assert np.bincount(merged).tolist() == [4, 2]
     assert np.abs(np.diff(merged)).sum() == 1
+
+
+def test_what_is_alive_at_a_time_is_repaired_too(method, monkeypatch):
+    """Not only what stays on a device. Where no part fits, units go on moving by what was measured."""
+
+    def found():
+        count = 0
+        for seed in range(100):
+            problem = tight_problem(np.random.default_rng(seed), most=3_000)
+            if get(method).why_not(problem) is None and fitting_placements(problem):
+                with suppress(NoFeasiblePlan):
+                    best = plan(problem, method, budget=Budget(evaluations=200))
+                    assert not violations(problem, best.placement, best.order)
+                    count += 1
+        return count
+
+    repaired = found()
+    monkeypatch.setattr(partition, "settled", lambda *_: None)
+    assert repaired >= 1.2 * found() > 5

@@ -3,7 +3,8 @@
 All three see an undirected graph: a vertex per unit, which weighs its mean time, and an edge between units that
 exchange tensors, which weighs their bytes. They know neither the direction of time nor memory, pins or devices that
 cannot run an op: units that may not be where their part goes move where they are fastest, then units move until memory
-suffices (`repair.fitted`). Parts change places between devices for as long as the simulator says that it helps.
+suffices (`repair.fitted`; where no plan fits even so, `repair.settled`, which measures what is alive at a time). Parts
+change places between devices for as long as the simulator says that it helps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from scipy.sparse import coo_array
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
-from placewise.planners.repair import fitted, messages
+from placewise.planners.repair import fitted, messages, settled
 from placewise.problem import Problem
 from placewise.stdout import quiet
 
@@ -126,9 +127,12 @@ def _plan(problem: Problem, ctx: Context, parts: Callable[[_Weighted, Floats, in
 def _assign(problem: Problem, ctx: Context, part: Ints, device: Ints) -> None:
     """Part p goes to device[p]; two parts change places where that helps, until none does."""
 
+    def home(device: Ints) -> Ints:
+        found: Ints = np.where(allowed[every, device[part]], device[part], fastest).astype(np.int32)
+        return found
+
     def placement(device: Ints) -> Ints:
-        home = np.where(allowed[every, device[part]], device[part], fastest).astype(np.int32)
-        row: Ints = fitted(problem, home)[problem.unit]
+        row: Ints = fitted(problem, home(device))[problem.unit]
         return row
 
     every, seconds = np.arange(problem.num_units), problem.unit_seconds
@@ -147,6 +151,8 @@ def _assign(problem: Problem, ctx: Context, part: Ints, device: Ints) -> None:
             values = ctx.evaluate_batch([placement(other) for other in tried])
             if len(values) and values.min() < best * (1 - 1e-9):
                 best, device, improved = float(values.min()), tried[int(values.argmin())], True
+    if ctx.best is None:  # what is alive at a time is too much, not what stays
+        settled(problem, ctx, home(device))
 
 
 # ---- what the packages are told --------------------------------------------------------------------------------------

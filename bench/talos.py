@@ -1,5 +1,5 @@
 """Talos: the ten pairs of packed chains beside the exact optima and the paper's figures (set PLACEWISE_DATA or --data);
-with --affinity, the paper's table of affinities as printed and as its formula gives it.
+with --affinity, the paper's table of affinities as printed, as its authors made it, and as its formulas give it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from harness import main, progress
 from placewise import Budget, plan
 from placewise.importers import packed_chains
-from placewise.planners.talos import affinity, hellinger
+from placewise.planners.talos import affinity, distance, hellinger
 
 #: Reduction in % beside the first model on the GPU and the second on the CPU: the paper's bars, at tv = 20 ms where it
 #: shows them (figure 10), else at 10 ms (figure 9). The others are not shown.
@@ -46,7 +46,7 @@ AFFINITY = {
 RECOMPUTED = {"GoogleNet+AlexNet": 0.18}
 
 
-def measure(options: Any) -> list[dict[str, Any]]:
+def measure(options: Any) -> Any:
     folder = Path(options.data) / "talos" if options.data else None
     if options.affinity:
         return affinities(folder)
@@ -81,27 +81,31 @@ def pair(data: Any, name: str, exact: float, seconds: float, seed: int) -> dict[
     }
 
 
-def affinities(folder: Path | None) -> list[dict[str, Any]]:
-    """As printed; recomputed from what the authors published; and by name from the forward traces at hand."""
+def affinities(folder: Path | None) -> dict[str, list[dict[str, Any]]]:
+    """Table III as printed and from what the authors published; and by Eq. 2 and 3 from the forward traces at hand."""
     rows: list[dict[str, Any]] = []
     for name, (printed, sheet, divisor, overlap) in AFFINITY.items():
-        distance = RECOMPUTED.get(name, sheet)
-        real = round(affinity(distance, overlap, 1.0), 2)
+        apart = RECOMPUTED.get(name, sheet)
+        real = round(affinity(apart, overlap, 1.0), 2)
         rows.append({
             "pair": name, "printed": printed, "sheet": sheet, "divisor": divisor, "quotient": round(sheet / divisor, 2),
-            "distance": distance, "overlap": overlap, "Eq. 3": real,
+            "Hellinger": apart, "overlap": overlap, "H / overlap": real,
             "above 0.4": f"{'yes' if printed > 0.4 else 'no'} / {'yes' if real > 0.4 else 'no'}",
         })  # fmt: skip
     traces = sorted(folder.glob("*_forward.csv")) if folder else []
     speedups = {path.stem.removesuffix("_forward"): speedup_by_name(path) for path in traces}
+    formula: list[dict[str, Any]] = []
     for (a, of_a), (b, of_b) in combinations(speedups.items(), 2):
-        distance = hellinger(np.array(list(of_a.values())), np.array(list(of_b.values())))
+        x, y = (np.array(list(of.values())) for of in (of_a, of_b))
         common, total = len(of_a.keys() & of_b.keys()), max(len(of_a), len(of_b))
-        rows.append({
-            "pair": f"{a}+{b}, forward traces", "distance": round(distance, 2), "overlap": round(common / total, 2),
-            "Eq. 3": round(affinity(distance, common, total), 2),
+        apart, by_sheet = distance(x, y), hellinger(x, y)
+        formula.append({
+            "pair": f"{a}+{b}", "op names": f"{len(of_a)}, {len(of_b)}", "overlap": round(common / total, 2),
+            "Eq. 2": round(apart, 2), "Eq. 3": round(affinity(apart, common, total), 2),
+            "Eq. 3, sorted": round(affinity(distance(np.sort(x), np.sort(y)), common, total), 2),
+            "Hellinger": round(by_sheet, 2), "H / overlap": round(affinity(by_sheet, common, total), 2),
         })  # fmt: skip
-    return rows
+    return {"": rows, "The forward traces, by the formulas: speedups by op name": formula}
 
 
 def speedup_by_name(path: Path) -> dict[str, float]:

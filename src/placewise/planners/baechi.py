@@ -33,7 +33,10 @@ def m_topo(problem: Problem, ctx: Context) -> Ints:
     """Blocks of the program with equal memory on every device (m-TOPO; Jeon et al. 2020, doi:10.1145/3419111.3421302).
 
     Each device in turn is filled up to its share of all bytes plus the largest op's. Unlike the authors' code, no
-    device is filled beyond its own memory, and ops that must share a device stay together.
+    device is filled beyond its own memory; ops that must share a device stay together, but are not grouped or fused
+    beforehand (`coplace`); the bytes of an op include its parameters, not only what it makes and needs while it runs;
+    and ops come in the order of the program, which is a topological one, not breadth first. The paper's devices are
+    GPUs: CPUs beside them get only what cannot run, or has no room, elsewhere.
     """
     need = problem.per_unit(_bytes_of_ops(problem))
     may = problem.unit_allowed
@@ -73,10 +76,11 @@ def _bytes_of_ops(problem: Problem) -> Floats:
 def m_etf(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     """In event time, the op that can start first on a device with room (m-ETF; Jeon et al. 2020, doi:10.1145/3419111.3421302).
 
-    Memory is followed as it fills and empties: an op waits while nothing has room for it. Transfers queue on the
-    cluster's channels. Where the paper goes by position in the graph, ties go to the higher upward rank and then to the
-    device that ends the op first, as devices here may differ. The paper's devices are GPUs: a CPU beside them takes ops
-    that only it can run or for which nothing else has room. A simulated peak above a device's memory (the simulator's
+    Memory is followed as it fills and empties: an op waits while nothing has room for it. Ops share a device where the
+    problem says so; unlike in the authors' code none are grouped or fused beforehand (`coplace`). Transfers queue on
+    the cluster's channels. Where the paper goes by position in the graph, ties go to the higher upward rank and then to
+    the device that ends the op first, as devices here may differ. The paper's devices are GPUs: a CPU beside them takes
+    ops that only it can run or for which nothing else has room. A simulated peak above a device's memory (the simulator's
     transfers run ahead of the method's) makes it start again with some memory set aside.
     """  # noqa: E501
     return _with_reserve(problem, ctx, None)

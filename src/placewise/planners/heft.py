@@ -29,10 +29,12 @@ def ignores_shape(problem: Problem) -> bool | str:
 def heft(problem: Problem, ctx: Context, *, self_links: bool = False) -> tuple[Ints, Ints]:
     """Earliest finish by upward rank, with insertion (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206).
 
-    As in the paper, transfers are estimated without contention. Beyond it: a device whose memory the op's resident
-    bytes would exceed is passed over, colocated ops follow the first of them, and a parameter goes with its first
-    reader or, if there is no room, to the device with the most. `self_links` averages transfer costs over links that
-    include each device's free link to itself, as SAGA does.
+    As in the paper, transfers are estimated without contention. Beyond it: colocated ops follow the first of them, a
+    parameter goes with its first reader or, if there is no room, to the device with the most, and a device is passed
+    over where the op's resident bytes would exceed its room. Room is memory less a headroom for activations, which are
+    not followed: twice what the most demanding op touches. So a plan may be refused that would just fit, or made that
+    does not. Where nothing has room, the fastest device gets the op. `self_links` averages transfer costs over links
+    that include each device's free link to itself, as SAGA does.
     """
     return schedule(problem, self_links)
 

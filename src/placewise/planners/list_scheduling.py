@@ -24,7 +24,8 @@ def cpop(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     """The critical path on one device, the rest by earliest finish (Topcuoglu, Hariri, Wu 2002, doi:10.1109/71.993206).
 
     The critical path is followed from op to op, so that rounding cannot lose it. An op of it that may not run on its
-    device, or for which there is no room, goes where it ends first. Memory, groups and parameters as in `heft`.
+    device, or for which there is no room, goes where it ends first. Room (memory less a headroom), groups and
+    parameters as in `heft`.
     """
     return critical_path_first(problem)
 
@@ -34,7 +35,7 @@ def peft(problem: Problem, ctx: Context, *, real_links: bool = False) -> tuple[I
     """Earliest finish plus what must follow at best (PEFT; Arabnejad, Barbosa 2014, doi:10.1109/TPDS.2013.57).
 
     The table of what follows counts mean transfer times, as in the paper; `real_links` counts those between the two
-    devices instead, as SAGA does. Memory, groups and parameters as in `heft`.
+    devices instead, as SAGA does. Room (memory less a headroom), groups and parameters as in `heft`.
     """
     return optimistic(problem, real_links)
 
@@ -49,7 +50,7 @@ def lookahead(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     """HEFT that tries each device with all readers of the op placed after it (Bittencourt et al. 2010, doi:10.1109/PDP.2010.56).
 
     The device counts on which the last reader ends first (the paper's variant without weights). Only the 64 most urgent
-    readers are looked at.
+    readers are looked at. Room (memory less a headroom), groups and parameters as in `heft`.
     """  # noqa: E501
     return place_in_order(problem, priority_order(problem), lookahead=True)
 
@@ -171,8 +172,9 @@ def etf(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     """Of all ready ops and devices, the pair that starts first (ETF; Hwang et al. 1989, doi:10.1137/0218016).
 
     Ties go to the higher upward rank, as in the paper, then (the paper's devices are equal) to the device that ends it
-    first. Transfers are estimated without contention, and streamed parameters are fetched in advance. Memory, groups
-    and parameters as in `heft`.
+    first. Unlike there, a device may be passed over: it needs room for the op. Transfers are estimated without
+    contention, and streamed parameters are fetched in advance. Room (memory less a headroom), groups and parameters as
+    in `heft`.
     """
     return earliest_first(problem)
 

@@ -228,9 +228,8 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
 
     Beyond the paper: unequal devices and links, memory, any set and order of devices, each at most once, and two more
     rows: units that read the same large message together, and units that send more than they read late. Without it:
-    replicated stages. Devices that are
-    alike are used in turn; where too many orders remain, fastest first. In a long program stages end at some units
-    only, then at any close to the best ends so found.
+    replicated stages. Devices that are alike are used in turn; where too many orders remain, fastest first. In a long
+    program stages end at some units only, then at any close to the best ends so found.
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)

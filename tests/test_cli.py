@@ -17,16 +17,26 @@ import numpy as np
 import pytest
 
 from commands import COMMANDS, ROOT, assert_80_columns, without_compiling
-from placewise import cli, planners, zoo
+from placewise import cli, planners, terminal, zoo
 from placewise.cluster import Cluster, Device, full_mesh
 from placewise.costs import Costs
-from placewise.driver import DEFAULT_PLANNER, Context, Outcome
+from placewise.driver import DEFAULT_PLANNER, Context, Outcome, Progress
 from placewise.files import bundled_boxes, load_plan, save_problem
 from placewise.graph import GraphBuilder
 from placewise.plans import Plan
 from placewise.problem import OBJECTIVES, Execution, Problem
 from placewise.quantities import LARGEST
-from placewise.report.table import describe_comparison, describe_import, describe_profile, fullest_device, table
+from placewise.report.explain import Move
+from placewise.report.table import (
+    describe_comparison,
+    describe_import,
+    describe_moves,
+    describe_profile,
+    describe_what_if,
+    fullest_device,
+    table,
+)
+from placewise.report.what_if import WhatIf
 from placewise.simulator import simulate
 
 ODD = "a|b\n\x1b[31m = ζ名前" + "x" * 100
@@ -352,6 +362,42 @@ def test_explain(run, plan):
     assert max(facts["bound_parts"].values()) <= facts["value"]
     assert facts["bound_made_of"].keys() == facts["bound_parts"].keys()
     assert "| bound " in result.out
+
+
+def test_a_log_is_told_now_and_then(capsys, monkeypatch):
+    """Where stderr is no terminal: a line every half minute, and none of what takes less."""
+    clock = iter([0.0, 10.0, 31.0, 31.0, 60.0, 62.0, 62.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    with terminal.planning() as show:
+        for seconds in (10.0, 31.0, 60.0, 62.0):
+            show(Progress("auto", seconds, 5, 0.4, 0.1))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    for line, when in zip(lines, ("31.0 s", "62.0 s"), strict=True):
+        assert all(part in line for part in ("auto", when, "best 400 ms", "bound 100 ms", "gap 75.0%"))
+
+
+def test_what_gains_most_is_said():
+    """In a sentence below the table: what gains a hundredth or more, and that the rest does not."""
+    timeline = simulate(diamond(), np.zeros(4, np.int32))
+    made = Plan(diamond(), np.zeros(4, np.int32), None, timeline.value, 1.0, "by-hand", "0")
+    rows = [("nothing", 4.0), ("1 GiB more: gpu", 4.0), ("one more like gpu", 3.0), ("links twice as fast", 3.8)]
+    told = describe_what_if(made, [WhatIf(change, 4.0, value) for change, value in rows])
+    last = " ".join(told.split("\n\n")[-1].split())
+    assert last == (
+        "What gains most: one more like gpu (25.0% less) and links twice as fast (5.0% less); "
+        "all else gains less than 1 %."
+    )
+    told = describe_what_if(made, [WhatIf(change, 4.0, 4.0) for change, _ in rows])
+    assert told.endswith("None of these changes gains 1 %: what limits the plan is elsewhere.")
+
+
+def test_one_reason_for_several_devices_is_said_once():
+    timeline = simulate(diamond(), np.zeros(4, np.int32))
+    made = Plan(diamond(), np.zeros(4, np.int32), None, timeline.value, 1.0, "by-hand", "0")
+    moves = [Move(name, 1, 1.0, None, "it is pinned", False) for name in "abc"]
+    moves.append(Move("gpu", 1, 1.0, 4.0, "", True))
+    assert describe_moves(made, "x", moves).endswith("\n\nNot on a, b and c: it is pinned.")
 
 
 def test_explain_what_if(run, plan):

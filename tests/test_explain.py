@@ -11,7 +11,17 @@ from placewise.cluster import Cluster, Device, Link, full_mesh
 from placewise.costs import Costs
 from placewise.graph import Graph, GraphBuilder
 from placewise.problem import Execution, Problem
-from placewise.report.explain import Moved, Run, critical_chain, explain, moves_of, occupied, pipeline_loads
+from placewise.report.explain import (
+    Fullest,
+    Moved,
+    Run,
+    critical_chain,
+    explain,
+    in_a_row,
+    moves_of,
+    occupied,
+    pipeline_loads,
+)
 from placewise.report.table import BOUNDS
 from placewise.simulator import simulate, violations
 from placewise.simulator.arrays import priority_order
@@ -284,9 +294,67 @@ def test_a_move_that_breaks_a_constraint_says_which():
 def test_a_full_memory_is_told():
     graph = Graph.create(op_names=["x", "y"], resident=[6.0, 6.0])
     why = explain(simulate(a_problem(graph, np.ones((2, 2)), two_devices(memory=12.0)), [0, 0]))
-    assert why.verdict.endswith("The memory of a is full: 0 B left of 12 B.")
+    assert why.verdict.endswith("The memory of a is full: 0 B left of 12 B. Weights are 12 B.")
     why = explain(simulate(a_problem(graph, np.ones((2, 2)), two_devices(memory=6.0)), [0, 1]))
-    assert why.verdict.endswith("The memories of a and b are full.")
+    assert why.verdict.endswith("The memories of a and b are full. Weights are 6 B of a's 6 B.")
+
+
+def test_what_fills_a_memory_is_told():
+    """Two weights of 2 B; `big` holds its input of 4 B, its output of 8 B and 3 B to work in."""
+    build = GraphBuilder("line")
+    (x,) = build.op("x", kind="op", outputs=[4.0], resident=2.0)
+    (y,) = build.op("big", kind="op", inputs=[x], outputs=[8.0], scratch=3.0, resident=2.0)
+    build.op("y", kind="op", inputs=[y], outputs=[1.0])
+    problem = a_problem(build.graph(), np.ones((3, 2)), full_mesh([Device("a", memory=40.0), Device("b")], 1.0))
+    why = explain(simulate(problem, [0, 0, 0]))
+    assert why.fullest == Fullest("a", 40.0, 19.0, 4.0, "big")
+    assert "full" not in why.verdict
+    tight = explain(simulate(replace(problem, cluster=two_devices(memory=19.0)), [0, 0, 0]))
+    assert tight.verdict.endswith("Weights are 4 B; what ops make and receive is 15 B, most during big.")
+    assert explain(simulate(replace(problem, cluster=two_devices()), [0, 0, 0])).fullest is None
+
+
+def test_what_sets_the_pace_is_told():
+    """Two stages of 3 s in equal halves, and one of 2 s; layers of one kind are added up."""
+    build = GraphBuilder("net")
+    tensor = ()
+    for i in range(8):
+        kind = "mlp" if i % 2 else "attention"
+        tensor = build.op(f"op{i}", kind="op", inputs=tensor, outputs=[0.0], op_modules=f"layers.{i // 2}.{kind}")
+    problem = a_problem(
+        build.graph(), np.array([[1, 1, 1]] * 8), full_mesh([Device(n) for n in "abc"], 1.0), objective="throughput"
+    )
+    why = explain(simulate(problem, [0, 0, 0, 1, 1, 1, 2, 2]))
+    assert [load.where for load in why.loads if load.sets_pace] == ["a", "b"]
+    assert why.pace_modules == {"layers.*.attention": 2.0, "layers.*.mlp": 1.0}
+    assert why.verdict == (
+        "The pace is set by a and b, mostly by their compute; next comes c, with 2.00 s, 33.3% less. "
+        "Most time on a goes to layers.*.attention (2.00 s) and layers.*.mlp (1.00 s)."
+    )
+    replicated = replace(problem, execution=Execution(replicate=True))
+    alone = explain(simulate(replicated, [0] * 8))
+    assert sum(alone.pace_modules.values()) == pytest.approx(simulate(replicated, [0] * 8).value)
+
+
+@pytest.mark.parametrize("pipeline", ["1f1b", "gpipe"])
+def test_modules_of_the_pace_add_up_to_its_work(pipeline: str):
+    for seed in range(30):
+        problem, placement = random_case(seed, Execution(pipeline=pipeline), "throughput")
+        timeline = simulate(problem, placement)
+        why = explain(timeline)
+        pace = next(load for load in why.loads if load.sets_pace)
+        device = pace.where.split()[0] in problem.cluster.device_names
+        spent = (pace.compute if device else pace.transfer) / pace.replicas
+        assert sum(why.pace_modules.values()) == pytest.approx(spent), f"seed {seed}"
+
+
+def test_many_names_in_a_row():
+    assert [in_a_row(list("abcdef")[:n]) for n in (1, 2, 4, 6)] == [
+        "a",
+        "a and b",
+        "a, b, c and d",
+        "a, b, c and 3 others",
+    ]
 
 
 def test_modules_unfold_until_none_has_nearly_all():

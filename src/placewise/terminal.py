@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -24,20 +24,18 @@ def say(text: str) -> None:
 
 say_once = cache(say)
 
+SELDOM = 30.0  # seconds between lines on what is no terminal
+
 
 # ---- how far it is ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def planning() -> Iterator["Callable[[Progress], None] | None"]:
-    """A line on the terminal that says how far a planner is; nothing where stderr is not a terminal.
+def planning() -> Iterator["Callable[[Progress], None]"]:
+    """A line on the terminal that says how far a planner is; where stderr is not one, a line now and then.
 
     What a planner prints is talk too, and goes to stderr.
     """
-    if not sys.stderr.isatty():
-        with redirect_stdout(sys.stderr):
-            yield None
-        return
     from rich.console import Console
 
     from placewise.quantities import format_seconds
@@ -49,6 +47,10 @@ def planning() -> Iterator["Callable[[Progress], None] | None"]:
             f"  bound {format_seconds(now.lower_bound)}{gap}  {now.detail}"
         )
 
+    if not sys.stderr.isatty():
+        with redirect_stdout(sys.stderr):
+            yield _now_and_then(line)
+        return
     with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
         yield lambda now: status.update(line(now))
 
@@ -72,14 +74,20 @@ def learning() -> Iterator["Callable[[training.Progress], None] | None"]:
         with Console(stderr=True).status("training") as status:
             yield lambda now: status.update(line(now))
         return
-    said = [time.monotonic()]
+    yield _now_and_then(line)
 
-    def now_and_then(now: "training.Progress") -> None:
-        if time.monotonic() - said[0] > 30.0:
-            said[0] = time.monotonic()
+
+def _now_and_then(line: Callable[[Any], str]) -> Callable[[Any], None]:
+    """Says how far it is, every so often: a log shows that there is progress, and short runs are silent."""
+    said = time.monotonic()
+
+    def show(now: Any) -> None:
+        nonlocal said
+        if time.monotonic() - said > SELDOM:
+            said = time.monotonic()
             say(line(now))
 
-    yield now_and_then
+    return show
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Everything here is read off a `Timeline`; nothing is planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from placewise.graph import Ints
-from placewise.quantities import format_bytes
+from placewise.quantities import format_bytes, format_seconds
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
 from placewise.simulator.bounds import lower_bound, made_of
@@ -27,6 +27,8 @@ MAX_MODULES: Final = 12
 MAX_TRANSFERS: Final = 1_000
 NEARLY_FULL: Final = 0.95  # of a device's memory
 NEARLY_ALL: Final = 0.8  # of the time
+SAME: Final = 1e-9  # as a share: what differs by less than rounding does
+NAMED: Final = 3  # of many, in a sentence
 _SIDES: Final = ("left", "right")
 
 
@@ -96,6 +98,17 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Fullest:
+    """The device with the least memory left, by its share, and what fills it."""
+
+    device: str
+    memory: float
+    peak: float
+    weights: float  # what stays there all the time; the rest comes and goes
+    op: str | None  # during which one run holds most; None where weights are all
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What limits a plan. A pipeline is limited by its loads, a single run by its chain; the other is empty."""
 
@@ -107,6 +120,8 @@ class Explanation:
     by_module: dict[str, dict[str, float]]
     stretches: tuple[Stretch, ...]
     loads: tuple[Load, ...]
+    pace_modules: dict[str, float]  # seconds per sample on the first load that sets the pace, the largest first
+    fullest: Fullest | None  # None where no memory is limited
     bound_parts: dict[str, float]
     bound_made_of: dict[str, dict[str, float]]  # each part, split by what it is owed to
 
@@ -116,11 +131,13 @@ def explain(timeline: Timeline) -> Explanation:
     pipelined = timeline.problem.objective == "throughput"
     chain = () if pipelined else tuple(critical_chain(timeline))
     loads = tuple(pipeline_loads(timeline)) if pipelined else ()
+    pace_modules = _pace_modules(timeline, loads)
+    fullest = _fullest(timeline)
     by_kind = dict.fromkeys(KINDS, 0.0)
     for step in chain:
         by_kind[step.kind] += step.seconds
     return Explanation(
-        verdict=_verdict(timeline, chain, loads),
+        verdict=_verdict(timeline, chain, loads, pace_modules, fullest),
         runs=tuple(_runs(timeline)),
         transfers=tuple(_largest_transfers(timeline)),
         chain=chain,
@@ -128,6 +145,8 @@ def explain(timeline: Timeline) -> Explanation:
         by_module=_by_module(timeline, chain),
         stretches=tuple(_stretches(timeline, chain)),
         loads=loads,
+        pace_modules=pace_modules,
+        fullest=fullest,
         bound_parts={name: float(seconds) for name, seconds in lower_bound(timeline.problem).parts.items()},
         bound_made_of=made_of(timeline.problem),
     )
@@ -143,12 +162,16 @@ def in_words(kind: str, where: str) -> str:
     }[kind]
 
 
-def _verdict(timeline: Timeline, chain: tuple[Step, ...], loads: tuple[Load, ...]) -> str:
-    said = []
+def _verdict(
+    timeline: Timeline,
+    chain: tuple[Step, ...],
+    loads: tuple[Load, ...],
+    pace_modules: dict[str, float],
+    fullest: Fullest | None,
+) -> str:
+    said: list[str] = []
     if loads:
-        pace = max(loads, key=lambda load: load.total)
-        what = "compute" if pace.compute >= pace.transfer else "transfers"
-        said.append(f"The pace is set by {pace.where}, mostly by its {what}.")
+        said += _pace(loads, pace_modules)
     elif chain:
         sums: dict[tuple[str, str], float] = {}
         for step in chain:
@@ -158,8 +181,32 @@ def _verdict(timeline: Timeline, chain: tuple[Step, ...], loads: tuple[Load, ...
         what = in_words(*most)
         said.append(f"{what[0].upper()}{what[1:]} is {share:.0%} of the chain of steps that ends last.")
         said.append(_busiest(timeline))
-    said += _full(timeline)
+    said += _full(timeline, fullest)
     return " ".join(said)
+
+
+def _pace(loads: tuple[Load, ...], modules: dict[str, float]) -> Iterator[str]:
+    """Which loads are the largest, how far the next is below them, and what the time goes to."""
+    pace = [load for load in loads if load.sets_pace]
+    compute, transfer = (sum(getattr(load, kind) for load in pace) for kind in ("compute", "transfer"))
+    whose = "its" if len(pace) == 1 else "their"
+    said = f"The pace is set by {in_a_row([load.where for load in pace])}, mostly by {whose} "
+    said += "compute" if compute >= transfer else "transfers"
+    after = max((load for load in loads if not load.sets_pace), key=lambda load: load.total, default=None)
+    if after:
+        most = max(load.total for load in pace)
+        said += f"; next comes {after.where}, with {format_seconds(after.total)}, {1 - after.total / most:.1%} less"
+    yield said + "."
+    if len(modules) > 1:
+        first = [f"{name} ({format_seconds(seconds)})" for name, seconds in list(modules.items())[:NAMED]]
+        yield f"Most time on {pace[0].where} goes to {in_a_row(first)}."
+
+
+def in_a_row(names: Sequence[str]) -> str:
+    """ "a, b and c"; of many names the first, and how many more."""
+    if len(names) > NAMED + 1:
+        names = [*names[:NAMED], f"{len(names) - NAMED} others"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _busiest(timeline: Timeline) -> str:
@@ -174,7 +221,7 @@ def _busiest(timeline: Timeline) -> str:
     return said + "."
 
 
-def _full(timeline: Timeline) -> Iterator[str]:
+def _full(timeline: Timeline, fullest: Fullest | None) -> Iterator[str]:
     """Where memory binds."""
     problem = timeline.problem
     full = np.flatnonzero(timeline.peak > NEARLY_FULL * problem.capacity)
@@ -183,7 +230,38 @@ def _full(timeline: Timeline) -> Iterator[str]:
         left = format_bytes(problem.capacity[full[0]] - timeline.peak[full[0]])
         yield f"The memory of {names[0]} is full: {left} left of {format_bytes(problem.capacity[full[0]])}."
     elif names:
-        yield f"The memories of {', '.join(names[:-1])} and {names[-1]} are full."
+        yield f"The memories of {in_a_row(names)} are full."
+    if names and fullest:
+        yield what_fills(timeline, fullest, named=len(names) > 1)
+
+
+def what_fills(timeline: Timeline, fullest: Fullest, named: bool = True) -> str:
+    """Weights, what comes and goes, and when most of it is there."""
+    said = (
+        f"Weights are {format_bytes(fullest.weights)}" + f" of {fullest.device}'s {format_bytes(fullest.peak)}" * named
+    )
+    if fullest.op is not None:
+        when = "for one sample most " if timeline.problem.objective == "throughput" else "most "
+        said += f"; what ops make and receive is {format_bytes(fullest.peak - fullest.weights)}"
+        said += f", {when}during {fullest.op}"
+    return said + "."
+
+
+def _fullest(timeline: Timeline) -> Fullest | None:
+    problem, capacity = timeline.problem, timeline.problem.capacity
+    limited = np.flatnonzero(np.isfinite(capacity) & (capacity > 0))
+    if not len(limited):
+        return None
+    d = int(limited[(timeline.peak[limited] / capacity[limited]).argmax()])
+    weights = float(problem.graph.resident_bytes[timeline.placement == d].sum())
+    peak = float(timeline.peak[d])
+    op = None
+    if peak > weights:
+        times, held = timeline.memory_profile(d)
+        begun = (timeline.placement == d) & ~problem.graph.is_stored & (timeline.start <= times[held.argmax()])
+        latest = int(np.where(begun, timeline.start, -np.inf).argmax())
+        op = problem.graph.op_names[latest] if begun.any() else None
+    return Fullest(problem.cluster.device_names[d], float(capacity[d]), peak, weights, op)
 
 
 # ---- what the plan is ------------------------------------------------------------------------------------------------
@@ -363,7 +441,7 @@ def _stretches(timeline: Timeline, chain: tuple[Step, ...]) -> Iterator[Stretch]
         yield Stretch(kind, where, steps[0].start, seconds, len(steps), names[steps[0].op], names[steps[-1].op])
 
 
-def _by_module(timeline: Timeline, chain: tuple[Step, ...]) -> dict[str, dict[str, float]]:
+def _by_module(timeline: Timeline, chain: Sequence[Step]) -> dict[str, dict[str, float]]:
     """Seconds by module and kind, the largest first.
 
     As deep into the module tree as `MAX_MODULES` rows allow, and deeper where one row would have nearly all.
@@ -417,11 +495,31 @@ def pipeline_loads(timeline: Timeline) -> list[Load]:
         repeats = [*count[0].tolist(), *[1] * passed.shape[2]]
         totals = [*device[0, i].tolist(), *passed[0, i].tolist()]
         found += [
-            Load(name + phase, work, moves, total, total == max(totals) > 0, same)
+            Load(name + phase, work, moves, total, total >= (1 - SAME) * max(totals), same)
             for (name, work, moves), total, same in zip(parts, totals, repeats, strict=True)
             if total > 0
         ]
     return found
+
+
+def _pace_modules(timeline: Timeline, loads: tuple[Load, ...]) -> dict[str, float]:
+    """What the first load that sets the pace is spent on; of a channel, whose outputs it carries."""
+    pace = next((load for load in loads if load.sets_pace), None)
+    if pace is None:
+        return {}
+    graph, cluster = timeline.problem.graph, timeline.problem.cluster
+    name, phase = next(
+        (pace.where.removesuffix(end), end) for end in (" forward", " backward", "") if pace.where.endswith(end)
+    )
+    if name in cluster.device_names:
+        ops = np.flatnonzero((timeline.placement == cluster.device_index(name)) & ~graph.is_stored)
+        steps = [_compute(timeline, op) for op in ops.tolist()]
+    else:
+        transfer, channel = timeline.bookings
+        steps = [_transfer(timeline, i) for i in transfer[channel == cluster.channels.index(name)].tolist()]
+    steps = [step for step in steps if not phase or (graph.phase[step.op] > 0) == (phase == " backward")]
+    sums = {module: sum(split.values()) / pace.replicas for module, split in _by_module(timeline, steps).items()}
+    return {module: seconds for module, seconds in sums.items() if seconds > 0}
 
 
 def occupied(timeline: Timeline) -> tuple[Floats, Floats, float]:

@@ -274,6 +274,7 @@ def _plan(plan: Plan, items: _Items) -> dict[str, Any]:
         "by_kind": why.by_kind,
         "by_module": [{"module": name, "seconds": list(split.values())} for name, split in why.by_module.items()],
         "loads": [asdict(load) for load in why.loads],
+        "pace_modules": list(why.pace_modules.items()),
         "bound_parts": why.bound_parts,
         "devices": _devices(timeline),
         "channels": lanes.channels(),

@@ -19,7 +19,17 @@ from placewise.machine import Figure, Machine
 from placewise.planners import PlannerInfo
 from placewise.plans import Plan
 from placewise.quantities import format_bytes, format_seconds
-from placewise.report.explain import KINDS, Explanation, Move, in_words, occupied, replicas
+from placewise.report.explain import (
+    KINDS,
+    NEARLY_FULL,
+    Explanation,
+    Move,
+    in_a_row,
+    in_words,
+    occupied,
+    replicas,
+    what_fills,
+)
 from placewise.report.plots import ratios_to_best
 from placewise.simulator import Timeline
 from placewise.simulator.bounds import INGREDIENTS
@@ -252,6 +262,8 @@ def describe_explanation(plan: Plan, why: Explanation) -> str:
         parts.append(wrapped(f"What limits it: {why.verdict}"))
     parts += [_loads(why)] if why.loads else _chain(plan, why) if why.chain else []
     parts.append(device_table(plan.timeline))
+    if why.fullest and why.fullest.peak <= NEARLY_FULL * why.fullest.memory:  # else it is among what limits the plan
+        parts.append(wrapped(f"The fullest is {why.fullest.device}. {what_fills(plan.timeline, why.fullest)}"))
     if not why.loads and len(plan.timeline.transfers):
         parts.append(_channels(plan.timeline))
     parts.append(_runs(why))
@@ -326,7 +338,17 @@ def _loads(why: Explanation) -> str:
         for load in sorted(why.loads, key=lambda load: -load.total)
     ]
     header = ["per sample", "compute", "transfers", "load", "note"]
-    return "In a full pipeline the busiest device or channel sets the pace:\n\n" + table(header, "lrrrl", rows)
+    said = "In a full pipeline the busiest device or channel sets the pace:\n\n" + table(header, "lrrrl", rows)
+    if len(why.pace_modules) < 2:
+        return said
+    pace, total = next(load.where for load in why.loads if load.sets_pace), sum(why.pace_modules.values())
+    modules = list(why.pace_modules.items())
+    if len(modules) > SHOWN:
+        modules = [*modules[:SHOWN], (f"({len(modules) - SHOWN} others)", sum(s for _, s in modules[SHOWN:]))]
+    spent = table(
+        ["module", "time", "share"], "lrr", [[name, format_seconds(s), _share(s, total)] for name, s in modules]
+    )
+    return f"{said}\n\n{wrapped(f'What {_short(pace)} spends it on:')}\n\n{spent}"
 
 
 def _chain(plan: Plan, why: Explanation) -> list[str]:
@@ -369,15 +391,17 @@ def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:
     together = max(move.ops for move in moves)
     title = f"{_short(op)} is on {_short(next(move.device for move in moves if move.is_current))}"
     title += f"; the {together} ops that share its device would move with it." if together > 1 else "."
-    rows, broken = [], []
+    rows: list[list[str]] = []
+    broken: dict[str, list[str]] = {}  # devices by why the op cannot be there
     for move in moves:
         change = "as planned" if move.is_current else "-" if move.value is None else _change(move.value, plan.value)
         value = "-" if move.value is None else format_seconds(move.value)
         rows.append([move.device, format_seconds(move.seconds), value, change])
         if move.problem:
-            broken.append(wrapped(f"Not on {move.device}: {move.problem}.", "  "))
+            broken.setdefault(move.problem, []).append(_short(move.device))
     said = table(["device", "it takes", "the plan takes", "change"], "lrrr", rows)
-    return "\n\n".join([wrapped(title), said, *["\n".join(broken)] * bool(broken)])
+    notes = [wrapped(f"Not on {in_a_row(devices)}: {problem}.", "  ") for problem, devices in broken.items()]
+    return "\n\n".join([wrapped(title), said, *["\n".join(notes)] * bool(notes)])
 
 
 def describe_what_if(plan: Plan, rows: Sequence[WhatIf]) -> str:
@@ -387,10 +411,21 @@ def describe_what_if(plan: Plan, rows: Sequence[WhatIf]) -> str:
         [row.change, format_seconds(row.same), format_seconds(row.planned), _change(row.planned, base)] for row in rows
     ]
     parts = [headline(plan), table(["change", "the same plan", "planned anew", "difference"], "lrrr", cells)]
+    parts.append(wrapped(_what_gains(rows[1:], base)))
     if base < plan.value * (1 - 1e-3):
         again = f"{format_seconds(base)}: before hardware, give it more time"
         parts.append(wrapped(f"Without any change, planning once more finds {again}."))
     return "\n\n".join(parts)
+
+
+def _what_gains(rows: Sequence[WhatIf], base: float) -> str:
+    """In a sentence: which change makes the plan faster, and which do not."""
+    gains = sorted(((1 - row.planned / base, row.change) for row in rows if base > 0), reverse=True)
+    worth = [f"{_short(change)} ({gain:.1%} less)" for gain, change in gains if gain >= 0.01]
+    if not worth:
+        return "None of these changes gains 1 %: what limits the plan is elsewhere."
+    rest = len(rows) - len(worth)
+    return f"What gains most: {in_a_row(worth)}{'; all else gains less than 1 %' if rest else ''}."
 
 
 def _change(value: float, before: float) -> str:

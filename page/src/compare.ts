@@ -1,7 +1,9 @@
 // Several plans: what each is worth, and which ops are elsewhere.
 
+import type { Plan } from "./data";
 import { button, h, section } from "./dom";
-import { count, counted, percent, seconds, share } from "./format";
+import { bytes, count, counted, percent, seconds, share } from "./format";
+import type { GraphView } from "./graph";
 import type { State } from "./state";
 import { table } from "./table";
 import { chip } from "./tables";
@@ -25,7 +27,9 @@ export function chooser(state: State): HTMLElement {
   );
 }
 
-export function compare(state: State): HTMLElement {
+const MODULES = 24; // rows
+
+export function compare(state: State, view: GraphView): HTMLElement {
   const rows = h("div");
   const moves = h("div");
 
@@ -51,7 +55,8 @@ export function compare(state: State): HTMLElement {
         ...(ranked ? [{ name: "Against shown", least: true, value: (p: Row) => p.value / base, show: (p: Row) => (p === plan ? "–" : `${p.value >= base ? "+" : "−"}${seconds(Math.abs(p.value - base))} (${p.value >= base ? "+" : "−"}${share(Math.abs(p.value / base - 1))})`) }] : []),
         { name: "Gap", least: true, value: (p) => p.gap, show: (p) => percent(p.gap) },
         { name: "Transfers", value: (p) => p.transfers, show: (p) => count(p.transfers) },
-        { name: "Planner", text: true, value: (p) => p.planner },
+        { name: "Memory left", value: (p) => spare(p), show: (p) => bytes(spare(p)) },
+        { name: "Planner", text: true, value: (p) => p.planner + (p.found_by && p.found_by !== p.planner ? ` (${p.found_by})` : "") },
         { name: "Box", text: true, value: (p) => p.cluster },
       ], plans, ranked ? 1 : null),
     );
@@ -61,22 +66,72 @@ export function compare(state: State): HTMLElement {
     const items = [...moved.keys()].filter((item) => moved[item]);
     const where = (p: typeof plan, item: number) => p.devices[p.device[item]].name;
     const ops = items.reduce((sum, item) => sum + graph.count[item], 0);
+    const link = (text: string, go: (() => void) | null) => (go ? button(text, `Show ${text} in the graph`, go, { class: "link" }) : text);
     moves.replaceChildren(
       h("h3", {}, items.length ? `${count(ops)} of ${count(graph.ops)} ops moved` : "No op moved"),
-      items.length
-        ? table("Ops that moved", [
-            { name: "Op", text: true, value: (item) => graph.names[item] },
-            { name: "Module", text: true, value: (item) => modulePath(graph.paths, graph.parent, graph.node[item]) },
-            { name: other.title, text: true, value: (item) => where(other, item), show: (item) => chip(where(other, item)) },
-            { name: plan.title, text: true, value: (item) => where(plan, item), show: (item) => chip(where(plan, item)) },
-            { name: `Time, ${other.title}`, value: (item) => other.time[item], show: (item) => seconds(other.time[item]) },
-            { name: `Time, ${plan.title}`, value: (item) => plan.time[item], show: (item) => seconds(plan.time[item]) },
-          ], items, 5, 6)
-        : "",
+      ...(items.length
+        ? [
+            table("Modules with ops that moved", [
+              { name: "Module", text: true, value: (m) => m.name, show: (m) => link(m.name, view.unfold(m.name)) },
+              { name: "Ops", value: (m) => m.ops, show: (m) => count(m.ops) },
+              { name: "From", text: true, value: (m) => [...m.from].join(" "), show: (m) => h("span", { class: "devices" }, ...[...m.from].map(chip)) },
+              { name: "To", text: true, value: (m) => [...m.to].join(" "), show: (m) => h("span", { class: "devices" }, ...[...m.to].map(chip)) },
+              { name: `Time, ${other.title}`, value: (m) => m.before, show: (m) => seconds(m.before) },
+              { name: `Time, ${plan.title}`, value: (m) => m.after, show: (m) => seconds(m.after) },
+            ], byModule(state, other, items), 1, 6),
+            table("Ops that moved", [
+              { name: "Op", text: true, value: (item) => graph.names[item], show: (item) => link(graph.names[item], () => view.reveal(item)) },
+              { name: "Module", text: true, value: (item) => modulePath(graph.paths, graph.parent, graph.node[item]) },
+              { name: other.title, text: true, value: (item) => where(other, item), show: (item) => chip(where(other, item)) },
+              { name: plan.title, text: true, value: (item) => where(plan, item), show: (item) => chip(where(plan, item)) },
+              { name: `Time, ${other.title}`, value: (item) => other.time[item], show: (item) => seconds(other.time[item]) },
+              { name: `Time, ${plan.title}`, value: (item) => plan.time[item], show: (item) => seconds(plan.time[item]) },
+            ], items, 5, 6),
+          ]
+        : []),
     );
   }
 
   state.on(["plan"], draw);
   draw();
   return section("compare", "Plans side by side", null, rows, moves);
+}
+
+/** On the fullest device; null where none has a limit. */
+function spare(plan: Plan): number | null {
+  const limited = plan.devices.filter((d) => d.memory);
+  limited.sort((a, b) => b.peak / b.memory! - a.peak / a.memory!);
+  return limited.length ? limited[0].memory! - limited[0].peak : null;
+}
+
+interface Moves {
+  name: string;
+  ops: number;
+  from: Set<string>;
+  to: Set<string>;
+  before: number;
+  after: number;
+}
+
+/** Ops that moved, as deep into the tree of modules as some rows allow. */
+function byModule({ plan, graph }: State, other: Plan, items: number[]): Moves[] {
+  const paths = items.map((item) => modulePath(graph.paths, graph.parent, graph.node[item]).split("."));
+  const at = (depth: number) => paths.map((path) => path.slice(0, depth).join(".") || "(no module)");
+  let names = at(1);
+  for (let depth = 2; depth <= Math.max(...paths.map((path) => path.length)); depth++) {
+    const deeper = at(depth);
+    if (new Set(deeper).size > MODULES) break;
+    names = deeper;
+  }
+  const rows = new Map<string, Moves>();
+  items.forEach((item, i) => {
+    const row = rows.get(names[i]) ?? { name: names[i], ops: 0, from: new Set(), to: new Set(), before: 0, after: 0 };
+    rows.set(names[i], row);
+    row.ops += graph.count[item];
+    row.before += other.time[item];
+    row.after += plan.time[item];
+    row.from.add(other.devices[other.device[item]].name);
+    row.to.add(plan.devices[plan.device[item]].name);
+  });
+  return [...rows.values()];
 }

@@ -118,6 +118,7 @@ export interface Plan {
   by_kind: Record<string, number>;
   by_module: { module: string; seconds: number[] }[];
   loads: Load[];
+  pace_modules: [string, number][]; // seconds per sample on the load that sets the pace
   bound_parts: Record<string, number>;
   devices: Device[];
   channels: Channel[];

@@ -7,7 +7,7 @@ import { bytes, count, counted, seconds } from "./format";
 import { type Band, STUB, type Sheet, TALL, WIDE, type Wire, band, direct, rows } from "./layout";
 import type { State } from "./state";
 import { PAPER } from "./timecanvas";
-import { modulePath } from "./modules";
+import { modulePath, nodeOf } from "./modules";
 
 const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes
@@ -33,7 +33,8 @@ interface Contents {
 export interface GraphView {
   element: HTMLElement;
   reveal(item: number): void;
-  unfold(path: string): void;
+  /** What unfolds a module, where the graph has one of that name. */
+  unfold(module: string): (() => void) | null;
 }
 
 export function graph(state: State, showInTimeline: (item: number) => boolean): GraphView {
@@ -262,7 +263,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     about,
   );
 
-  /** Opens what is around `node`, and the node itself where it is `within`. */
+  /** Opens a node and what is around it. */
   function openUpTo(node: number): void {
     for (let at = node; at >= 0; at = state.graph.parent[at]) {
       if (tree.children[at].length + tree.visible(open).length > AT_MOST) open = new Set([0]);
@@ -295,13 +296,15 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
       draw(true);
       element.scrollIntoView({ block: "start" });
     },
-    unfold(path) {
-      const node = state.graph.paths.indexOf(path);
-      if (node < 0) return;
-      openUpTo(node);
-      chosen = tree.children[node][0] ?? null;
-      draw(true);
-      element.scrollIntoView({ block: "start" });
+    unfold(module) {
+      const node = nodeOf(state.graph, module);
+      if (node < 0) return null;
+      return () => {
+        openUpTo(node);
+        chosen = tree.children[node][0] ?? null;
+        draw(true);
+        element.scrollIntoView({ block: "start" });
+      };
     },
   };
 }

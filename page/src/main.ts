@@ -25,14 +25,14 @@ async function main(): Promise<void> {
   const several = page.plans.length > 1;
   const sections = [
     verified(state),
-    ...(several ? [compare(state)] : []),
+    ...(several ? [compare(state, graphView)] : []),
     timelineView.element,
     memory(state),
     graphView.element,
     ...tables(state, graphView.reveal),
     progress(state),
   ];
-  document.getElementById("page")!.replaceChildren(header(state, sections), ...(several ? [chooser(state)] : []), verdict(state), ...sections, footer(state));
+  document.getElementById("page")!.replaceChildren(header(state, sections), ...(several ? [chooser(state)] : []), verdict(state, graphView.unfold), ...sections, footer(state));
   // Once what is visible has been drawn; benchmarks and tests wait for it.
   requestAnimationFrame(() => setTimeout(() => document.documentElement.setAttribute("data-ready", String(performance.now()))));
 }

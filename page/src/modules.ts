@@ -8,6 +8,15 @@ export function modulePath(paths: string[], parent: Int32Array, node: number): s
   return node > 0 ? paths[node] : "";
 }
 
+/** The first node of a module, or of what is around one too small to have a node; -1: none. A star is any number. */
+export function nodeOf(graph: Graph, module: string): number {
+  for (let name = module; name; name = name.slice(0, Math.max(0, name.lastIndexOf(".")))) {
+    const found = graph.paths.findIndex((path) => path === name || path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*") === name);
+    if (found >= 0) return found;
+  }
+  return -1;
+}
+
 /** The innermost node that is around both. */
 export function around(parent: Int32Array, a: number, b: number): number {
   while (a !== b) a > b ? (a = parent[a]) : (b = parent[b]);

@@ -2,21 +2,25 @@
 
 import { background } from "./colours";
 import type { Device, Plan } from "./data";
-import { h, key } from "./dom";
-import { bytes, change, count, percent, perSecond, seconds, share } from "./format";
+import { button, h, key } from "./dom";
+import { bytes, change, count, counted, percent, perSecond, seconds, share } from "./format";
+import type { GraphView } from "./graph";
 import { type State, unlike } from "./state";
 
 const METERS = 4; // devices whose memory is drawn
-const LEAST = 0.005; // of the time: modules below are left out
+const MODULES = 6; // that have a row
+const LEAST = 0.005; // of the time: modules below have no row of their own
+const LOADS = 16;
+const LONG = 34; // letters
 
 const PER: Record<string, string> = {
   latency: "for one run",
   completion: "the sum of the models' ends",
 };
 
-export function verdict(state: State): HTMLElement {
+export function verdict(state: State, unfold: Unfold): HTMLElement {
   const element = h("div", { id: "verdict" });
-  const draw = () => element.replaceChildren(cards(state), bars(state.plan));
+  const draw = () => element.replaceChildren(cards(state), ...bars(state.plan, unfold).filter((one) => one !== null));
   state.on(["plan"], draw);
   draw();
   return element;
@@ -82,19 +86,44 @@ function compared(state: State): HTMLElement {
 
 const SHADES = ["var(--ink)", "var(--channel)", "repeating-linear-gradient(45deg, var(--channel) 0 3px, transparent 3px 7px)", "repeating-linear-gradient(135deg, var(--line) 0 3px, transparent 3px 7px)"];
 
-function bars(plan: Plan): HTMLElement | string {
-  if (plan.loads.length) return loads(plan);
-  const total = Object.values(plan.by_kind).reduce((a, b) => a + b, 0);
-  if (!total) return "";
+type Unfold = GraphView["unfold"];
+
+function bars(plan: Plan, unfold: Unfold): (HTMLElement | null)[] {
+  return plan.loads.length ? [loads(plan), pace(plan, unfold)] : [chain(plan, unfold), ends(plan)];
+}
+
+/** A name, a bar of parts, each as a share of the row, and a number; a click on the name of a module unfolds it. */
+function row(name: string, parts: [number, string][], number: string, more: { pace?: boolean; line?: number; unfold?: (() => void) | null } = {}): HTMLElement {
+  const text = name.length > LONG ? `…${name.slice(1 - LONG)}` : name; // the end of a name tells most
+  return h(
+    "div", { class: `row${more.pace ? " pace" : ""}` },
+    h("span", { class: "name", title: name }, more.unfold ? button(text, `Show ${name} in the graph`, more.unfold, { class: "link" }) : text),
+    h(
+      "span", { class: "parts" },
+      ...parts.map(([part, fill]) => h("span", { style: `width:${100 * part}%;background:${fill}` })),
+      more.line === undefined ? null : h("i", { class: "line", style: `left:${100 * more.line}%` }),
+    ),
+    h("span", { class: "number" }, number),
+  );
+}
+
+/** The first rows, as long as they are worth it, and the sum of all others. */
+function fewest<Row>(rows: Row[], seconds: (row: Row) => number, total: number): [Row[], Row[]] {
+  const shown = rows.slice(0, MODULES).filter((one) => seconds(one) >= LEAST * total);
+  return rows.length - shown.length === 1 ? [rows, []] : [shown, rows.slice(shown.length)];
+}
+
+function chain(plan: Plan, unfold: Unfold): HTMLElement | null {
   const kinds = Object.entries(plan.by_kind);
-  const largest = plan.by_module.slice(0, 6).filter(({ seconds }) => seconds.reduce((a, b) => a + b) >= LEAST * total);
-  const starred = largest.some(({ module }) => module.includes("*"));
-  const most = Math.max(...largest.map((row) => row.seconds.reduce((a, b) => a + b, 0)));
-  const parts = (values: number[], of: number) =>
-    h("span", { class: "parts" }, ...values.map((value, i) => h("span", { style: `width:${(100 * value) / of}%;background:${SHADES[i]}` })));
-  const row = (name: string, values: number[], of: number) => {
-    const sum = values.reduce((a, b) => a + b, 0);
-    return h("div", { class: "row" }, h("span", { class: "name", title: name }, name), parts(values, of), h("span", { class: "number" }, `${seconds(sum)} · ${share(sum / total)}`));
+  const total = kinds.reduce((sum, [, value]) => sum + value, 0);
+  if (!total) return null;
+  const sum = (rows: Plan["by_module"]) => rows.reduce((sum, row) => row.seconds.reduce((a, b) => a + b, sum), 0);
+  const [shown, rest] = fewest(plan.by_module, (one) => sum([one]), total);
+  const starred = shown.some(({ module }) => module.includes("*"));
+  const most = Math.max(...shown.map((one) => sum([one])), sum(rest));
+  const drawn = (name: string, rows: Plan["by_module"], open: (() => void) | null) => {
+    const parts = kinds.map((_, i): [number, string] => [rows.reduce((sum, one) => sum + one.seconds[i], 0) / most, SHADES[i]]);
+    return row(name, parts, `${seconds(sum(rows))} · ${share(sum(rows) / total)}`, { unfold: open });
   };
   return h(
     "div", { class: "card why" },
@@ -104,7 +133,25 @@ function bars(plan: Plan): HTMLElement | string {
       h("p", {}, `The chain of steps that ends last, by module${starred ? " (* stands for the number of a layer)" : ""}.`),
       h("p", { class: "legend" }, ...kinds.map(([kind, value], i) => value > 0 && key(`${kind} ${share(value / total)}`, { style: `background:${SHADES[i]}` }))),
     ),
-    ...largest.map(({ module, seconds: split }) => row(module, split, most)),
+    ...shown.map((one) => drawn(one.module, [one], unfold(one.module))),
+    rest.length ? drawn(`${counted(rest.length, "other")}`, rest, null) : null,
+  );
+}
+
+/** Where the sum of the models' ends counts: each end, and what the bound says of their mean. */
+function ends(plan: Plan): HTMLElement | null {
+  if (plan.ends.length < 2) return null;
+  const count = plan.ends.length;
+  const sorted = [...plan.ends].sort((a, b) => b[1] - a[1]);
+  const most = Math.max(sorted[0][1], plan.bound / count) || 1;
+  const [shown, rest] = [sorted.slice(0, LOADS), sorted.slice(LOADS)];
+  return h(
+    "div", { class: "card why" },
+    h("h3", {}, "When each model ends"),
+    h("p", {}, `The sum counts. The dashed line is the bound: on average, no plan ends before ${seconds(plan.bound / count)}.`),
+    row("mean", [[plan.value / count / most, "var(--ink)"]], seconds(plan.value / count), { pace: true, line: plan.bound / count / most }),
+    ...shown.map(([name, end]) => row(name, [[end / most, "var(--channel)"]], seconds(end))),
+    rest.length ? h("p", {}, `${counted(rest.length, "other")} before ${seconds(rest[0][1])}`) : null,
   );
 }
 
@@ -112,20 +159,37 @@ function bars(plan: Plan): HTMLElement | string {
 function loads(plan: Plan): HTMLElement {
   const most = Math.max(...plan.loads.map((load) => load.total), plan.bound);
   const devices = new Set(plan.devices.map((device) => device.name));
-  const rows = [...plan.loads].sort((a, b) => b.total - a.total).slice(0, 16);
+  const sorted = [...plan.loads].sort((a, b) => b.total - a.total);
+  const rest = sorted.slice(LOADS);
   return h(
     "div", { class: "card why" },
     h("h3", {}, "Load per sample"),
     h("p", {}, `The longest bar sets the pace. The dashed line is the bound: no plan is below ${seconds(plan.bound)}.`),
-    ...rows.map((load) => {
-      const fill = devices.has(load.where) ? background(load.where) : "var(--channel)";
+    ...sorted.slice(0, LOADS).map((load) => {
+      const name = load.where.replace(/ (for|back)ward$/, ""); // of a phase
+      const fill = devices.has(name) ? background(name) : "var(--channel)";
       const same = load.replicas > 1 ? ` · ${load.replicas} devices in turn` : "";
-      return h(
-        "div", { class: `row${load.sets_pace ? " pace" : ""}` },
-        h("span", { class: "name", title: load.where }, load.where),
-        h("span", { class: "parts" }, h("span", { style: `width:${(100 * load.total) / most}%;background:${fill}` }), h("i", { class: "line", style: `left:${(100 * plan.bound) / most}%` })),
-        h("span", { class: "number" }, `${seconds(load.total)}${same}`),
-      );
+      return row(load.where, [[load.total / most, fill]], `${seconds(load.total)}${same}`, { pace: load.sets_pace, line: plan.bound / most });
     }),
+    rest.length ? h("p", {}, `${counted(rest.length, "other")} with ${seconds(rest[0].total)} at most`) : null,
+  );
+}
+
+/** What the load that sets the pace is spent on. */
+function pace(plan: Plan, unfold: Unfold): HTMLElement | null {
+  const modules = plan.pace_modules;
+  if (modules.length < 2) return null;
+  const where = plan.loads.find((load) => load.sets_pace)!.where;
+  const fill = plan.devices.some((device) => device.name === where) ? background(where) : "var(--channel)";
+  const sum = (rows: [string, number][]) => rows.reduce((sum, [, value]) => sum + value, 0);
+  const [shown, rest] = fewest(modules, ([, value]) => value, sum(modules));
+  const most = Math.max(shown[0]?.[1] ?? 0, sum(rest));
+  const drawn = (name: string, value: number, open: (() => void) | null) => row(name, [[value / most, fill]], `${seconds(value)} · ${share(value / sum(modules))}`, { unfold: open });
+  return h(
+    "div", { class: "card why" },
+    h("h3", {}, `What ${where} spends it on`),
+    h("p", {}, `By module${shown.some(([name]) => name.includes("*")) ? " (* stands for the number of a layer)" : ""}.`),
+    ...shown.map(([name, value]) => drawn(name, value, unfold(name))),
+    rest.length ? drawn(counted(rest.length, "other"), sum(rest), null) : null,
   );
 }

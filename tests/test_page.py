@@ -1,6 +1,7 @@
 """The page: what Python writes into it, and what it does in a browser (Debian's Chromium, driven by Playwright)."""
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import json
@@ -224,6 +225,21 @@ def browser():
         started.close()
 
 
+def plain(found):
+    """No-break spaces, which units have, as spaces."""
+    return [plain(one) for one in found] if isinstance(found, list) else found and found.replace("\xa0", " ")
+
+
+@pytest.fixture(autouse=True)
+def plainly(monkeypatch):
+    with contextlib.suppress(ImportError):
+        from playwright.sync_api import Locator
+
+        for name in ("inner_text", "all_inner_texts", "text_content", "all_text_contents", "get_attribute"):
+            read = getattr(Locator, name)
+            monkeypatch.setattr(Locator, name, lambda self, *args, read=read: plain(read(self, *args)))
+
+
 @pytest.fixture
 def opened(browser, tmp_path):
     """Opens plans as a page; whatever it complains of, or asks the world for, fails the test."""
@@ -308,7 +324,7 @@ def listened(view):
         }"""
     )
     next_frame = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    return lambda: view.evaluate(f"{next_frame}.then(() => written.splice(0))")
+    return lambda: plain(view.evaluate(f"{next_frame}.then(() => written.splice(0))"))
 
 
 def test_what_a_device_holds_is_told_where_one_points(opened, both):
@@ -702,12 +718,26 @@ def test_the_end_of_each_model_is_marked(opened):
     assert view.locator("#memory canvas").is_hidden()  # nothing has a size
 
 
+def test_idle_devices_of_many_have_no_lane(opened):
+    build = GraphBuilder("small")
+    build.op("x", kind="k")
+    devices = [Device(f"d{i}") for i in range(8)]
+    problem = Problem(build.graph(), full_mesh(devices, 1e9), Costs.create(np.full((1, 8), 1e-3), "modelled"))
+    view = opened(planned(problem, [3]))
+    drawn = listened(view)
+    view.get_by_label("Show the whole run").click()
+    assert {"d3", "7 idle devices"} <= set(drawn())
+    assert view.locator("#timeline canvas").bounding_box()["height"] < 150
+
+
 def test_it_prints(opened, both):
     view = opened(both[0], color_scheme="dark")
     pdf = view.pdf()
     assert pdf.startswith(b"%PDF")
-    view.set_viewport_size({"width": 700, "height": 900})
+    width, height = re.search(rb"/MediaBox \[0 0 (\d+)[.\d]* (\d+)", view.pdf(prefer_css_page_size=True)).groups()
+    assert int(width) > int(height)  # the time axis is long
+    view.set_viewport_size({"width": 1000, "height": 700})
     view.emulate_media(media="print")
-    assert view.evaluate("document.documentElement.scrollWidth") <= 700  # the graph and the tables fit on paper
+    assert view.evaluate("document.documentElement.scrollWidth") <= 1000  # the graph and the tables fit on paper
     assert view.locator("nav").is_hidden()
     assert view.locator("#timeline canvas").is_visible()

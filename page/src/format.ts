@@ -1,4 +1,6 @@
-// Numbers for people, as the terminal shows them (quantities.py).
+// Numbers for people, as the terminal shows them (quantities.py). No line breaks between a number and its unit.
+
+const SPACE = "\u00a0";
 
 /** Beyond the units. */
 function isOdd(value: number): boolean {
@@ -18,11 +20,11 @@ function threeDigits(value: number): string {
 
 export function seconds(value: number): string {
   if (!Number.isFinite(value)) return "–";
-  if (value === 0) return "0 s";
+  if (value === 0) return `0${SPACE}s`;
   for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]] as const) {
-    if (Math.abs(value) * factor >= 0.9995) return `${threeDigits(value * factor)} ${unit}`;
+    if (Math.abs(value) * factor >= 0.9995) return `${threeDigits(value * factor)}${SPACE}${unit}`;
   }
-  return `${threeDigits(value * 1e9)} ns`;
+  return `${threeDigits(value * 1e9)}${SPACE}ns`;
 }
 
 /** How many there are of what takes so long. */
@@ -35,7 +37,7 @@ export function bytes(value: number | null): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let i = 0;
   for (; Math.abs(value) >= 1000 && i < units.length - 1; i++) value /= 1024;
-  return i === 0 ? `${Math.round(value)} B` : `${threeDigits(value)} ${units[i]}`;
+  return i === 0 ? `${Math.round(value)}${SPACE}B` : `${threeDigits(value)}${SPACE}${units[i]}`;
 }
 
 export function share(value: number): string {
@@ -54,7 +56,7 @@ export function count(value: number): string {
 
 /** "1 op", "2 ops". */
 export function counted(value: number, thing: string): string {
-  return `${count(value)} ${thing}${value === 1 ? "" : "s"}`;
+  return `${count(value)}${SPACE}${thing}${value === 1 ? "" : "s"}`;
 }
 
 export function change(from: number, to: number): string {
@@ -77,5 +79,5 @@ export function ticks(low: number, high: number, wanted: number): number[] {
 /** The tick in a unit that suits all of them, without digits that say nothing. */
 export function tick(value: number, high: number): string {
   const [factor, unit] = high >= 1 ? [1, "s"] : high >= 1e-3 ? [1e3, "ms"] : high >= 1e-6 ? [1e6, "µs"] : [1e9, "ns"];
-  return `${isOdd(value * factor) ? powers(value * factor) : Number((value * factor).toPrecision(6))} ${unit}`;
+  return `${isOdd(value * factor) ? powers(value * factor) : Number((value * factor).toPrecision(6))}${SPACE}${unit}`;
 }

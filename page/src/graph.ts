@@ -16,7 +16,8 @@ const AT_MOST = 400;
 const ROOM = 600; // pixels down the page
 const LEAST = 0.75; // that the graph shrinks by itself, to fit into them
 const SMALLEST = 0.2;
-const ON_PAPER = 0.7;
+const ON_PAPER = 0.75;
+const ROOM_ON_PAPER = 520;
 
 /** A box: a node of the tree (0 and up), or an item (-1 - item). */
 type Box = number;
@@ -121,7 +122,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
   }
 
   function place(): void {
-    if (state.printing) zoom = ON_PAPER;
+    if (state.printing) for (zoom = ON_PAPER; zoom > SMALLEST && rows(laid, PAPER / zoom).height * zoom > ROOM_ON_PAPER; zoom -= 0.05);
     sheet = rows(laid, (state.printing ? PAPER : scroll.clientWidth) / zoom);
     const { width, height, lines, centres } = sheet;
     paper.style.width = `${width * zoom}px`;

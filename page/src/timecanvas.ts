@@ -5,7 +5,7 @@ import { h } from "./dom";
 import { tick, ticks } from "./format";
 import type { State } from "./state";
 
-export const PAPER = 680; // pixels across a printed page, upright
+export const PAPER = 960; // pixels across a printed page, which lies on its side
 export const AXIS = 26; // pixels above the first lane
 
 export class TimeCanvas {

@@ -3,7 +3,7 @@
 import { canvasFill, paint } from "./colours";
 import type { Plan } from "./data";
 import { button, h, key, section } from "./dom";
-import { bytes, count, seconds } from "./format";
+import { bytes, count, counted, seconds } from "./format";
 import { modulePath } from "./modules";
 import { Names } from "./names";
 import { type State, boundInTime } from "./state";
@@ -14,6 +14,7 @@ const CHANNEL = 18;
 const TITLE = 28;
 const FOOT = 22; // for what the lines at the bound and at the end say
 const CHANNELS_AT_FIRST = 6;
+const FEW_DEVICES = 6; // of more, idle ones have no lane
 const MODELS = 6; // whose ends are marked
 const SHADES = 8;
 const WAITS = 2; // the kinds of the chain's steps from here on
@@ -50,6 +51,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
   let lanes: Lane[] = [];
   let blocks: Block[] = [];
   let titles: { text: string; y: number }[] = [];
+  let notes: { text: string; y: number }[] = []; // beside the lanes
   let height = 0;
   let allChannels = false;
   let cursor: Hit | null = null; // of the keyboard
@@ -67,6 +69,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     lanes = [];
     blocks = [];
     titles = [];
+    notes = [];
     let y = AXIS + 4;
     let hidden = 0;
     for (const plan of [state.plan, state.other]) {
@@ -81,13 +84,19 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
       const kept = new Set(busiest.slice(0, allChannels ? 400 : CHANNELS_AT_FIRST).map(([, i]) => plan.devices.length + i));
       hidden += Math.max(0, busiest.length - CHANNELS_AT_FIRST);
       const names = [...plan.devices.map((d) => d.name), ...plan.channels.map((c) => c.name)];
+      const idle = plan.devices.map((_, lane) => plan.devices.length > FEW_DEVICES && ranges[lane] === ranges[lane + 1]);
+      const hiddenDevices = idle.filter(Boolean).length;
       names.forEach((name, lane) => {
         const device = lane < plan.devices.length;
-        const idle = device && plan.devices.length > 12 && ranges[lane] === ranges[lane + 1];
-        if (idle || (!device && !kept.has(lane))) return;
-        const tall = device ? DEVICE : CHANNEL;
-        lanes.push({ plan, lane, name, device, y, tall: tall - 4, first: ranges[lane], last: ranges[lane + 1] });
-        y += tall;
+        if (!idle[lane] && (device || kept.has(lane))) {
+          const tall = device ? DEVICE : CHANNEL;
+          lanes.push({ plan, lane, name, device, y, tall: tall - 4, first: ranges[lane], last: ranges[lane + 1] });
+          y += tall;
+        }
+        if (hiddenDevices && lane === plan.devices.length - 1) {
+          notes.push({ text: counted(hiddenDevices, "idle device"), y: y + CHANNEL / 2 - 2 });
+          y += CHANNEL;
+        }
       });
       y += 8 + FOOT;
       blocks.push({ plan, top, bottom: y });
@@ -126,6 +135,9 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
       ctx.fillText(shortened(ctx, text, width), 2, y);
     }
     ctx.font = "12px system-ui, sans-serif";
+    ctx.fillStyle = colours.soft;
+    ctx.textAlign = "left";
+    for (const { text, y } of notes) ctx.fillText(text, 2, y);
     for (const lane of lanes) on.label(lane.device ? lane.name : lane.name.replace("->", "→"), lane.y + lane.tall / 2, lane.device);
     ctx.save();
     ctx.beginPath();
@@ -345,8 +357,9 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     if (!hit) return;
     tip.replaceChildren(...describe(hit).map(([name, value]) => h("div", {}, h("b", {}, name), h("span", {}, value))));
     const room = canvas.width;
-    const wide = Math.min(380, room - 16);
-    tip.style.width = `${wide}px`;
+    tip.style.left = "0"; // all the room there is, to tell how wide it gets
+    tip.style.maxWidth = `${Math.min(380, room - 8)}px`;
+    const wide = tip.offsetWidth;
     tip.style.left = `${Math.max(4, Math.min(x + 14, room - wide - 4))}px`;
     tip.style.top = `${y + 18}px`;
   }

@@ -305,9 +305,26 @@ def test_attention_is_told_in_short_what_a_mask_says(kind):
         assert len(node.args) == 4
 
 
+def test_a_module_whose_weights_are_elsewhere_is_exported_all_the_same():
+    """As after an earlier plan. (On the meta device, as no other is at hand.)"""
+    from placewise import executor
+
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    found = plan_of(module, args, kwargs, 2, seed=0)
+    module.left.to("meta")
+    program, nodes, index = executor._exported(found, module, args, kwargs)
+    assert len(index) == found.problem.num_ops
+    assert set(index) <= {*nodes, "x", "bias"}
+    assert {tensor.device.type for tensor in program.state_dict.values()} == {"cpu"}
+
+
 def test_arguments_are_brought_to_where_the_plan_has_them():
     module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
-    with plan_of(module, args, kwargs, 2, seed=0).apply(module, args, kwargs) as placed, torch.no_grad():
+    found = plan_of(module, args, kwargs, 2, seed=0)
+    with found.apply(module, args, kwargs) as placed, torch.no_grad():
+        assert [placed._layout.where[placed._layout.inputs[name]] for name in ("x", "bias")] == [
+            found.placement[found.problem.graph.op_index(name)] for name in ("x", "bias")
+        ]
         there = placed.brought(args, kwargs)
         equal(there, (args, kwargs))
         equal(placed(*there[0], **there[1]), module(*args, **kwargs))

@@ -85,25 +85,34 @@ def _exported(
 ) -> tuple[torch.export.ExportedProgram, Mapping[str, Node], dict[str, int]]:
     """The module as a program, the node of each of its ops, and the plan's op of each.
 
-    torch lays some results out otherwise on the meta device, which shows as a copy more or less. So a plan of a graph
-    that was exported there is for the program that is exported there.
+    Weights may be anywhere by now, so the program is exported with all of it on the CPU. torch lays some results out
+    otherwise on the meta device, which shows as a copy more or less: a plan of a graph that was exported there is for
+    the program that is exported there.
     """
+    args, kwargs = _pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), (tuple(args), dict(kwargs or {})))
+    elsewhere = any(tensor.device.type != "cpu" for tensor in (*module.parameters(), *module.buffers()))
+    forms = [_like(module, "cpu") if elsewhere else module, _like(module, "meta")]
+    for form in forms:
+        try:
+            program = torch_export.export(form, args, kwargs)
+            reading = torch_export.read(program, plan.problem.graph.name)
+            matched = _matched(plan, reading)
+        except InvalidInput:
+            if form is forms[-1]:
+                raise
+        else:
+            break
+    _without_idle_masks(program)
+    return program, reading.nodes, matched
 
-    def exported(form: nn.Module) -> tuple[torch.export.ExportedProgram, Mapping[str, Node], dict[str, int]]:
-        program = torch_export.export(form, args, kwargs)
-        reading = torch_export.read(program, plan.problem.graph.name)
-        matched = _matched(plan, reading)
-        _without_idle_masks(program)
-        return program, reading.nodes, matched
 
-    try:
-        return exported(module)
-    except InvalidInput:
-        shapes: dict[int, Any] = {}
-        for tensor in (*module.parameters(), *module.buffers()):
-            meta = tensor.detach().to("meta")
-            shapes[id(tensor)] = nn.Parameter(meta) if isinstance(tensor, nn.Parameter) else meta
-        return exported(copy.deepcopy(module, shapes))
+def _like(module: nn.Module, device: str) -> nn.Module:
+    """The module with weights and buffers of the same shapes elsewhere, which nobody has written or will read."""
+    shapes: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        empty = torch.empty_like(tensor, device=device, requires_grad=False)
+        shapes[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(module, shapes)
 
 
 def _without_idle_masks(program: torch.export.ExportedProgram) -> None:
@@ -297,7 +306,8 @@ class _Layout:
         self.results = list(output.args[0])
         op = {node: index[name] for name, node in ops.items() if name in index}
         self.op_of = {self.slot[node]: plan.problem.graph.op_names[i] for node, i in op.items()}
-        self.where = _where(plan, nodes, program, op)
+        given = {self.inputs[name]: index[name] for name in program.graph_signature.user_inputs if name in index}
+        self.where = _where(plan, nodes, program, op | given)
         self.used = sorted({self.where[node] for node in nodes if node.op == "call_function"})
         _check_writes(nodes, self.where, self.names)
         self._ordered = _ordered(plan, nodes, op, len(self.used))

@@ -90,7 +90,7 @@ def verify(
     on_progress("making it ready")
     with found.run(plan, model, devices or {}) as run:
         links = run.links()
-        expected, outputs = run.plain(), run.placed()
+        expected, outputs = ([np.asarray(out) for out in given] for given in (run.plain(), run.placed()))
         plain, placed = _in_turn(run, seconds, on_progress)
         predicted = _one_run(plan)
         tolerance = _tolerance(plan)

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from placewise.errors import InvalidInput
 from placewise.plans import Plan
@@ -33,10 +33,12 @@ class Run(Protocol):
 
     library: str  # with its version
 
-    def plain(self) -> Sequence[NDArray[Any]]:
-        """Run the model once as if there were no plan; its outputs."""
+    def plain(self) -> Sequence[ArrayLike]:
+        """Run the model once as if there were no plan; its outputs, which NumPy can read. They may still be on a device:
+        how long they take from there is no part of what is measured.
+        """
 
-    def placed(self) -> Sequence[NDArray[Any]]:
+    def placed(self) -> Sequence[ArrayLike]:
         """Run it once as the plan says; its outputs, in the same order."""
 
     def ran_on(self) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from placewise.engines import engine
 from placewise.engines.ranks import accelerator_number
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Runs with a clock at each op, of which the median counts.
 _ROUNDS = 5
+#: Other floating types of torch are read as float32.
+_NUMPY_HAS = ("torch.float16", "torch.float32", "torch.float64")
 #: Bytes that are sent over a link to see whether they arrive.
 _PATTERN = 2**20
 
@@ -100,13 +102,13 @@ class TorchRun:
         self._plain_inputs = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(alone), inputs)
         self._timed: list[list[Ran]] = []
 
-    def plain(self) -> Sequence[NDArray[Any]]:
+    def plain(self) -> Sequence[ArrayLike]:
         """On one device: the first GPU that the plan's cluster has, or the CPU."""
-        return self._arrays(self._plain, self._plain_inputs)
+        return self._outputs(self._plain, self._plain_inputs)
 
-    def placed(self) -> Sequence[NDArray[Any]]:
+    def placed(self) -> Sequence[ArrayLike]:
         """As the plan says."""
-        return self._arrays(self._placed, self._inputs)
+        return self._outputs(self._placed, self._inputs)
 
     def ran_on(self) -> Mapping[str, str]:
         """By the worker that ran each op, if torch has the result on that worker's device."""
@@ -184,15 +186,30 @@ class TorchRun:
         held = {tensor.data_ptr(): tensor for tensor in (*self._plain.parameters(), *self._plain.buffers())}
         return float(sum(t.numel() * t.element_size() for t in held.values() if t.device == home))
 
-    def _arrays(self, module: Any, inputs: tuple[Any, Any]) -> Sequence[NDArray[Any]]:
+    def _outputs(self, module: Any, inputs: tuple[Any, Any]) -> Sequence[ArrayLike]:
         import torch
         from torch.utils import _pytree
 
         args, kwargs = inputs
         with torch.no_grad():
             flat = _pytree.tree_leaves(module(*args, **kwargs))
-        tensors = [leaf.cpu() for leaf in flat if isinstance(leaf, torch.Tensor)]
-        return [(t.float() if t.dtype in (torch.bfloat16, torch.float8_e4m3fn) else t).numpy() for t in tensors]
+        for home in {leaf.device for leaf in flat if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"}:
+            torch.cuda.synchronize(home)
+        return [_Output(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
+
+
+class _Output:
+    """A tensor that NumPy reads, wherever it is."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor, self.shape = tensor, tuple(tensor.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        tensor = self._tensor.detach().cpu()
+        if tensor.dtype.is_floating_point and str(tensor.dtype) not in _NUMPY_HAS:
+            tensor = tensor.float()
+        found: NDArray[Any] = np.asarray(tensor.numpy(), dtype)
+        return found
 
 
 def _hardware(home: Any) -> str:

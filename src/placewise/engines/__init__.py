@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -34,8 +34,9 @@ class Run(Protocol):
     library: str  # with its version
 
     def plain(self) -> Sequence[ArrayLike]:
-        """Run the model once as if there were no plan; its outputs, which NumPy can read. They may still be on a device:
-        how long they take from there is no part of what is measured.
+        """Run the model once as if there were no plan; its outputs, which NumPy can read.
+
+        They may still be on a device: how long they take from there is no part of what is measured.
         """
 
     def placed(self) -> Sequence[ArrayLike]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from placewise import load_problem
@@ -111,6 +111,7 @@ def test_at_most_merges_along_the_heaviest_edge_that_closes_no_cycle():
 
 
 @settings(max_examples=150, deadline=None)
+@example(2830, 1, True)  # torn from what it was attached to, and still another's root
 @given(st.integers(0, 10**6), st.integers(1, 12), st.booleans())
 def test_merging_keeps_what_must_be_kept(seed, most, constrained):
     problem = random_problem(np.random.default_rng(seed), max_ops=20, max_devices=3, constrained=constrained)

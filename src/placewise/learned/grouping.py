@@ -124,6 +124,7 @@ def at_most(groups: Groups, most: int) -> Groups:
     fit, share = _Fit(groups), groups.seconds.min(axis=1)
     source, target, size = groups.edges
     order = np.lexsort((target, source, -size))
+    share = np.where(np.isfinite(share), share, 0.0)  # what may run nowhere
     weight = share / max(float(share.sum()), 1e-300) * most
     root = np.arange(groups.count)
     for heaviest in (2.0, np.inf):
@@ -176,11 +177,14 @@ def _attached(problem: Problem) -> NDArray[np.int64]:
         in_start, graph.edge_producer[in_edges], out_start, graph.consumers[out_edges],
     )  # fmt: skip
     # Pins and missing support may rule out what the rules ask for; these ops then stay by themselves.
-    may = np.ones(problem.allowed.shape, np.bool_)
-    np.logical_and.at(may, root, problem.allowed)
-    torn = ~np.any(may[root], axis=1)
-    root[torn] = problem.first_of_unit[problem.unit[torn]]
-    return root
+    alone = problem.first_of_unit[problem.unit]
+    while True:
+        may = np.ones(problem.allowed.shape, np.bool_)
+        np.logical_and.at(may, root, problem.allowed)
+        torn = ~np.any(may[root], axis=1) & (root != alone)
+        if not torn.any():
+            return root
+        root[torn] = alone[torn]
 
 
 @njit(cache=True, nogil=True)
@@ -231,7 +235,7 @@ def _attach(order, position, phase, stored, module, unit, num_units, in_start, p
         if chosen >= 0:
             root[i] = root[lead[unit[chosen]]]
     for i in order:
-        root[i] = root[lead[unit[i]]]
+        root[i] = root[root[lead[unit[i]]]]  # a parameter's reader may be attached to another op itself
     return root
 
 

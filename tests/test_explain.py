@@ -50,7 +50,7 @@ def test_a_chain_over_two_devices_is_compute_and_transfer():
     assert why.by_kind == {"compute": 3.0, "transfer": 3.0, "waiting for device": 0.0, "waiting for channel": 0.0}
     assert list(why.by_module) == ["net.*"]
     assert why.verdict == (
-        "Transfer a->b is 50% of the chain of steps that ends last. "
+        "Compute is 50% of the chain of steps that ends last (transfers 50%): on b 33% and a 17%. "
         "The busiest device is b, 33% of the run; the busiest channel is a->b, 50%."
     )
     assert why.runs == (Run("a", 1, "x", "x"), Run("b", 1, "y", "y"))
@@ -72,7 +72,7 @@ def test_runs_and_transfers_are_named():
         ("op2", "op3", 8.0),
         ("op4", "op5", 2.0),
     ]
-    assert why.verdict.startswith("Transfer a->b is 50% of the chain")
+    assert why.verdict.startswith("Transfers are 62% of the chain of steps that ends last (compute 38%): ")
 
 
 def test_a_contiguous_plan_is_told_stage_by_stage():
@@ -346,6 +346,93 @@ def test_modules_of_the_pace_add_up_to_its_work(pipeline: str):
         device = pace.where.split()[0] in problem.cluster.device_names
         spent = (pace.compute if device else pace.transfer) / pace.replicas
         assert sum(why.pace_modules.values()) == pytest.approx(spent), f"seed {seed}"
+
+
+def test_a_chain_over_many_places_is_told_by_what_it_does():
+    """Twenty ops on a device each: each transfer takes 4 s, each op 1 s; none of them alone says much."""
+    build = GraphBuilder("line")
+    tensor = ()
+    for i in range(20):
+        tensor = build.op(f"op{i}", kind="op", inputs=tensor, outputs=[4.0])
+    problem = a_problem(build.graph(), np.ones((20, 20)), full_mesh([Device(f"d{i}") for i in range(20)], 1.0))
+    assert explain(simulate(problem, range(20))).verdict.startswith(
+        "Transfers are 79% of the chain of steps that ends last (compute 21%): "
+        "on d0->d1 4%, d1->d2 4%, d2->d3 4% and 16 others. "
+    )
+
+
+def test_waits_name_what_is_waited_for():
+    """Of three ops on `a`, the last waits for two of other modules; then two outputs share a bus, not the way to it."""
+    build = GraphBuilder("waits")
+    build.op("long", kind="op", op_modules="net.big")
+    build.op("short", kind="op", op_modules="net.small")
+    (x,) = build.op("x", kind="op", outputs=[4.0], op_modules="net.tiny")
+    build.op("y", kind="op", inputs=[x], op_modules="net.end")
+    links = tuple(Link(s, t, 1.0, via=(f"{s} out", "bus")) for s in "abc" for t in "abc" if s != t)
+    cluster = Cluster(tuple(Device(n) for n in "abc"), links)
+    seconds = np.array([5, 3, 1, 1, 1, 1])[:, None] * np.ones((1, 3))
+    why = explain(simulate(a_problem(build.graph(), seconds[:4], cluster), [0, 0, 0, 1], range(4)))
+    assert why.waited_for == {"net.big": 5.0, "net.small": 3.0}
+    assert why.verdict.startswith(
+        "Waits are 57% of the chain of steps that ends last (compute 14%, transfers 29%), all for a. "
+        "It waits for work of net.big 62% and net.small 38%. "
+    )
+    build.op("z", kind="op", inputs=build.op("w", kind="op", outputs=[40.0], op_modules="net.wide"))
+    why = explain(simulate(a_problem(build.graph(), seconds, cluster), [1, 1, 0, 1, 2, 1], [4, 2, 0, 1, 5, 3]))
+    assert why.waited_for == {"net.wide": 40.0}  # from c, over the bus, while what is on a has its own way out
+    assert "all for bus. It waits for work of net.wide. " in why.verdict
+
+
+def test_a_device_that_keeps_the_order_may_have_nothing_to_do():
+    """`late` comes before `ready` in the order, and its input arrives after 10 s."""
+    build = GraphBuilder("order")
+    (x,) = build.op("x", kind="op", outputs=[9.0])
+    build.op("late", kind="op", inputs=[x])
+    build.op("ready", kind="op")
+    problem = a_problem(build.graph(), [[1, 1], [1, 1], [5, 5]], two_devices())
+    why = explain(simulate(problem, [0, 1, 1], [0, 1, 2]))
+    assert why.verdict.startswith("Waits are 69% of the chain of steps that ends last (compute 31%), all for b. ")
+    assert "In 62% the device has nothing to do, for its next op waits, too. " in why.verdict
+
+
+def test_what_is_waited_for_is_as_long_as_the_waits():
+    for seed in range(100):
+        problem, placement = random_case(seed, Execution())
+        why = explain(simulate(problem, placement))
+        waits = why.by_kind["waiting for device"] + why.by_kind["waiting for channel"]
+        assert sum(why.waited_for.values()) == pytest.approx(waits), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ([1.0, 0.9995, 0.6, 0.5], "d0, mostly by its compute; d1 is within 0.1% of it; next comes d2, with 600 ms, "),
+        ([1.0, 0.9995, 0.998, 0.999], "d0, mostly by its compute; d1 to d3 are within 0.2% of it: balanced."),
+        ([1.0, 1.0, 1.0, 1.0], "d0 to d3, mostly by their compute."),
+    ],
+)
+def test_level_loads_are_balanced(seconds, said):
+    graph = Graph.create(op_names=list("wxyz"))
+    cluster = full_mesh([Device(f"d{i}") for i in range(4)])
+    problem = a_problem(graph, np.array(seconds)[:, None] * np.ones((1, 4)), cluster, objective="throughput")
+    assert explain(simulate(problem, range(4))).verdict.startswith(f"The pace is set by {said}")
+
+
+def test_a_channel_with_little_to_do_upsets_no_balance():
+    build = GraphBuilder("pair")
+    build.op("y", kind="op", inputs=build.op("x", kind="op", outputs=[0.1]))
+    bus = tuple(Link(s, t, 1.0, via=("bus",)) for s in "ab" for t in "ab" if s != t)
+    cluster = Cluster((Device("a"), Device("b")), bus)
+    problem = a_problem(build.graph(), [[1, 1], [0.99, 0.99]], cluster, objective="throughput")
+    why = explain(simulate(problem, [0, 1]))
+    assert [load.where for load in why.loads] == ["a", "b", "bus"]
+    assert why.verdict == "The pace is set by a, mostly by its compute; b is within 1.0% of it: balanced."
+
+
+def test_names_that_count_up_are_one():
+    assert in_a_row([*(f"gpu{i}" for i in range(8)), "cpu"]) == "gpu0 to gpu7 and cpu"
+    assert in_a_row(["gpu0", "gpu1", "gpu3"]) == "gpu0, gpu1 and gpu3"
+    assert in_a_row(["gpu7 forward", "gpu8 forward"]) == "gpu7 forward and gpu8 forward"
 
 
 def test_many_names_in_a_row():

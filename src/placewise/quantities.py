@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import ROUND_HALF_UP, Context
 from numbers import Real
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ _UNITS = {
     "FLOP per second": _FLOPS | {unit.replace("FLOPS", "FLOP/s"): factor for unit, factor in _FLOPS.items()},
     "seconds": _SECONDS,
 }
+_THREE = Context(prec=3, rounding=ROUND_HALF_UP)  # as a browser rounds, which shows the same numbers
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf)\s*([^\d\s]*)\s*$")
 
 
@@ -71,14 +73,14 @@ def format_seconds(seconds: float) -> str:
     """Three significant digits in the unit that suits."""
     if math.isinf(seconds) or math.isnan(seconds):
         return "-"
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns")):
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
         if abs(seconds) * factor >= 0.9995 or unit == "ns":
             break
     return "0 s" if seconds == 0 else f"{_three_digits(seconds * factor)} {unit}"
 
 
 def _three_digits(value: float) -> str:
-    rounded = float(f"{value:.2e}")  # first, so that 9.999 is 10.0 and not 10.00
+    rounded = float(_THREE.create_decimal(float(value)))  # first, so that 9.999 is 10.0 and not 10.00
     if not 1e-3 <= abs(rounded) < 1e7:  # zero, or beyond the units
         return f"{rounded:.3g}"
     return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"

@@ -6,9 +6,10 @@ Everything here is read off a `Timeline`; nothing is planned.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +29,11 @@ MAX_TRANSFERS: Final = 1_000
 NEARLY_FULL: Final = 0.95  # of a device's memory
 NEARLY_ALL: Final = 0.8  # of the time
 SAME: Final = 1e-9  # as a share: what differs by less than rounding does
+LEVEL: Final = 0.02  # as a share: loads that differ by less are level
+TOLD: Final = 0.005  # of the whole: less is 0%
 NAMED: Final = 3  # of many, in a sentence
+_WORDS: Final = dict(zip(KINDS, ("compute", "transfers", "waits", "waits"), strict=True))
+_PHASES: Final = (" forward", " backward", "")
 _SIDES: Final = ("left", "right")
 
 
@@ -118,6 +123,7 @@ class Explanation:
     chain: tuple[Step, ...]
     by_kind: dict[str, float]
     by_module: dict[str, dict[str, float]]
+    waited_for: dict[str, float]  # seconds by module: what uses the devices and channels that the chain waits for
     stretches: tuple[Stretch, ...]
     loads: tuple[Load, ...]
     pace_modules: dict[str, float]  # seconds per sample on the first load that sets the pace, the largest first
@@ -133,16 +139,21 @@ def explain(timeline: Timeline) -> Explanation:
     loads = tuple(pipeline_loads(timeline)) if pipelined else ()
     pace_modules = _pace_modules(timeline, loads)
     fullest = _fullest(timeline)
+    places, waited_for, idle = _places(timeline, chain)
     by_kind = dict.fromkeys(KINDS, 0.0)
     for step in chain:
         by_kind[step.kind] += step.seconds
+    said = list(_pace(loads, pace_modules))
+    if chain:
+        said += [*_spent(places, waited_for, idle), _busiest(timeline)]
     return Explanation(
-        verdict=_verdict(timeline, chain, loads, pace_modules, fullest),
+        verdict=" ".join([*said, *_full(timeline, fullest)]),
         runs=tuple(_runs(timeline)),
         transfers=tuple(_largest_transfers(timeline)),
         chain=chain,
         by_kind=by_kind,
         by_module=_by_module(timeline, chain),
+        waited_for=waited_for,
         stretches=tuple(_stretches(timeline, chain)),
         loads=loads,
         pace_modules=pace_modules,
@@ -162,51 +173,83 @@ def in_words(kind: str, where: str) -> str:
     }[kind]
 
 
-def _verdict(
-    timeline: Timeline,
-    chain: tuple[Step, ...],
-    loads: tuple[Load, ...],
-    pace_modules: dict[str, float],
-    fullest: Fullest | None,
-) -> str:
-    said: list[str] = []
-    if loads:
-        said += _pace(loads, pace_modules)
-    elif chain:
-        sums: dict[tuple[str, str], float] = {}
-        for step in chain:
-            sums[step.kind, step.where] = sums.get((step.kind, step.where), 0.0) + step.seconds
-        most = max(sums, key=lambda key: sums[key])
-        share = sums[most] / sum(sums.values())
-        what = in_words(*most)
-        said.append(f"{what[0].upper()}{what[1:]} is {share:.0%} of the chain of steps that ends last.")
-        said.append(_busiest(timeline))
-    said += _full(timeline, fullest)
-    return " ".join(said)
+def _spent(places: dict[str, dict[str, float]], waited_for: dict[str, float], idle: float) -> Iterator[str]:
+    """Which kind of steps the chain mostly is, and where: a chain over many places has no step that says much."""
+    sums = {what: sum(seconds.values()) for what, seconds in places.items()}
+    total = sum(sums.values())
+    most = max(sums, key=lambda what: sums[what])
+    others = [f"{what} {part / total:.0%}" for what, part in sums.items() if what != most and part >= TOLD * total]
+    besides = f" ({', '.join(others)})" if others else ""
+    where = sorted(((name, part) for name, part in places[most].items() if part >= TOLD * total), key=lambda p: -p[1])
+    said = f"{most.capitalize()} {'is' if most == 'compute' else 'are'} {sums[most] / total:.0%}"
+    said += f" of the chain of steps that ends last{besides}"
+    before = "for " if most == "waits" else "on "
+    if len(where) == 1:
+        yield f"{said}, all {before}{where[0][0]}."
+    else:
+        yield f"{said}: {before}{in_a_row([f'{name} {seconds / total:.0%}' for name, seconds in where])}."
+    if most != "waits":
+        return
+    used = sum(waited_for.values())
+    if used > 0:
+        by = [f"{module} {seconds / used:.0%}" for module, seconds in waited_for.items()]
+        by = by if len(by) > 1 else list(waited_for)
+        yield f"It waits for work of {in_a_row(by)}."
+    if idle >= TOLD * total:
+        yield f"In {idle / total:.0%} the device has nothing to do, for its next op waits, too."
 
 
 def _pace(loads: tuple[Load, ...], modules: dict[str, float]) -> Iterator[str]:
-    """Which loads are the largest, how far the next is below them, and what the time goes to."""
+    """Which loads are the largest, which are level with them, how far the next is below, what the time goes to."""
     pace = [load for load in loads if load.sets_pace]
+    if not pace:
+        return
     compute, transfer = (sum(getattr(load, kind) for load in pace) for kind in ("compute", "transfer"))
     whose = "its" if len(pace) == 1 else "their"
     said = f"The pace is set by {in_a_row([load.where for load in pace])}, mostly by {whose} "
     said += "compute" if compute >= transfer else "transfers"
-    after = max((load for load in loads if not load.sets_pace), key=lambda load: load.total, default=None)
-    if after:
-        most = max(load.total for load in pace)
-        said += f"; next comes {after.where}, with {format_seconds(after.total)}, {1 - after.total / most:.1%} less"
+    most = {_phase(load): load.total for load in pace}
+    below = {load: 1 - load.total / most[_phase(load)] for load in loads if not load.sets_pace}
+    level = [load for load in below if below[load] <= LEVEL]
+    lower = [load for load in below if below[load] > LEVEL]
+    if level:
+        verb = "is" if len(level) == 1 else "are"
+        within = max(below[load] for load in level)
+        said += f"; {in_a_row([load.where for load in level])} {verb} within {max(within, 1e-3):.1%} of it"
+    if level and not any(load.compute for load in lower):
+        said += ": balanced"
+    elif lower:
+        after = min(lower, key=lambda load: below[load])
+        said += f"; next comes {after.where}, with {format_seconds(after.total)}, {below[after]:.1%} less"
     yield said + "."
     if len(modules) > 1:
         first = [f"{name} ({format_seconds(seconds)})" for name, seconds in list(modules.items())[:NAMED]]
         yield f"Most time on {pace[0].where} goes to {in_a_row(first)}."
 
 
+def _phase(load: Load) -> str:
+    """Where the pipeline runs one phase after the other."""
+    return next(phase for phase in _PHASES if load.where.endswith(phase))
+
+
 def in_a_row(names: Sequence[str]) -> str:
-    """ "a, b and c"; of many names the first, and how many more."""
+    """ "a, b and c"; "gpu0 to gpu7" of names that count up; of many others the first, and how many more."""
+    names = list(_counted_up(names))
     if len(names) > NAMED + 1:
         names = [*names[:NAMED], f"{len(names) - NAMED} others"]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _counted_up(names: Sequence[str]) -> Iterator[str]:
+    """Three or more names whose numbers follow each other are one."""
+    numbered = [re.fullmatch(r"(.*?)(\d+)", name) for name in names]
+    keys = [
+        (found[1], int(found[2]) - i) if found else (name, 0)
+        for i, (name, found) in enumerate(zip(names, numbered, strict=True))
+    ]
+    for _, run in groupby(range(len(names)), key=lambda i: keys[i]):
+        first, *rest = run
+        yield from [f"{names[first]} to {names[rest[-1]]}"] if len(rest) > 1 else [names[i] for i in (first, *rest)]
 
 
 def _busiest(timeline: Timeline) -> str:
@@ -441,6 +484,61 @@ def _stretches(timeline: Timeline, chain: tuple[Step, ...]) -> Iterator[Stretch]
         yield Stretch(kind, where, steps[0].start, seconds, len(steps), names[steps[0].op], names[steps[-1].op])
 
 
+def _places(timeline: Timeline, chain: tuple[Step, ...]) -> tuple[dict[str, dict[str, float]], dict[str, float], float]:
+    """Seconds of the chain by what it does and on which device or channel; by module, what uses what it waits for;
+    and how long it waits for a device that has nothing to do, since the order is the plan's.
+    """
+    cluster, ops = timeline.problem.cluster, timeline.problem.num_ops
+    names = (*cluster.device_names, *cluster.channels)
+    of_device = {name: [d] for d, name in enumerate(cluster.device_names)}
+    of_route = {
+        f"{names[a]}->{names[b]}": [len(of_device) + c for c in channels]
+        for (a, b), channels in cluster.channels_of.items()
+    }
+    busy = [*timeline.busy.tolist(), *timeline.channel_busy.tolist()]
+    use = _use(timeline)
+    found: dict[str, dict[str, float]] = {what: {} for what in _WORDS.values()}
+    waited, idle = np.zeros(ops), 0.0
+    for step in chain:
+        on_device = step.kind in ("compute", "waiting for device")
+        lanes = (of_device if on_device else of_route)[step.where]
+        if _WORDS[step.kind] == "waits":
+            users = [use(lane, step.start, step.finish) for lane in lanes]
+            lane, (by, seconds) = max(zip(lanes, users, strict=True), key=lambda one: one[1][1].sum())
+            np.add.at(waited, by, seconds)
+            idle += max(0.0, step.seconds - seconds.sum()) if on_device else 0.0
+        else:
+            lane = max(lanes, key=lambda lane: busy[lane])
+        places = found[_WORDS[step.kind]]
+        places[names[lane]] = places.get(names[lane], 0.0) + step.seconds
+    waited_for = [Step("compute", 0.0, float(waited[op]), "", op) for op in np.flatnonzero(waited).tolist()]
+    modules = {module: sum(split.values()) for module, split in _by_module(timeline, waited_for).items()}
+    return found, modules, idle
+
+
+def _use(timeline: Timeline) -> Callable[[int, float, float], tuple[Ints, Floats]]:
+    """(device, or channel after them, from, to) -> the ops that use it, or whose output does, and for how long."""
+    moving, devices = timeline.transfers, timeline.problem.num_devices
+    transfer, channel = timeline.bookings
+    producer = timeline.problem.graph.tensor_producer[moving.tensor[transfer]]
+    lane = np.concatenate([timeline.placement, devices + channel])
+    op = np.concatenate([np.arange(timeline.problem.num_ops), producer])
+    start = np.concatenate([timeline.start, moving.start[transfer]])
+    finish = np.concatenate([timeline.finish, moving.finish[transfer]])
+    order = np.lexsort((finish, start, lane))
+    ends = np.searchsorted(lane[order], np.arange(devices + len(timeline.problem.cluster.channels) + 1))
+    queues = [order[a:b] for a, b in pairwise(ends.tolist())]
+    since_when = [start[queue] for queue in queues]
+    until = [np.maximum.accumulate(finish[queue]) for queue in queues]
+
+    def users(lane: int, since: float, to: float) -> tuple[Ints, Floats]:
+        first = np.searchsorted(until[lane], since, "right")
+        some = queues[lane][first : np.searchsorted(since_when[lane], to)]
+        return op[some], np.maximum(0.0, np.minimum(finish[some], to) - np.maximum(start[some], since))
+
+    return users
+
+
 def _by_module(timeline: Timeline, chain: Sequence[Step]) -> dict[str, dict[str, float]]:
     """Seconds by module and kind, the largest first.
 
@@ -508,9 +606,8 @@ def _pace_modules(timeline: Timeline, loads: tuple[Load, ...]) -> dict[str, floa
     if pace is None:
         return {}
     graph, cluster = timeline.problem.graph, timeline.problem.cluster
-    name, phase = next(
-        (pace.where.removesuffix(end), end) for end in (" forward", " backward", "") if pace.where.endswith(end)
-    )
+    phase = _phase(pace)
+    name = pace.where.removesuffix(phase)
     if name in cluster.device_names:
         ops = np.flatnonzero((timeline.placement == cluster.device_index(name)) & ~graph.is_stored)
         steps = [_compute(timeline, op) for op in ops.tolist()]

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -87,6 +88,31 @@ def test_the_bundle_is_made_from_the_sources():
     assert bundle.startswith(f"/* sources {digest} */"), "page/ has changed: cd page && npm ci && npm run build"
     assert "Permission is hereby granted" in bundle  # who passes on the page passes on the licences
     assert (ROOT / "src/placewise/report/html/template.html").read_text() == (folder / "src/template.html").read_text()
+
+
+# Machado, Oliveira and Fernandes (2009): what is left of linear light where one kind of cone is missing.
+SEEN = {
+    "all": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize(("eyes", "least"), [("all", 26), ("protan", 20), ("deutan", 16), ("tritan", 16)])
+def test_colours_can_be_told_apart(eyes, least):
+    """By distance in CIELAB, of which 2 is just seen."""
+    source = (ROOT / "page/src/colours.ts").read_text(encoding="utf-8")
+    colours = re.findall(r"#[0-9a-f]{6}", source.split("const COLOURS")[1].split("]")[0])
+    assert len(colours) == 8
+    light = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in colours])
+    light = np.where(light <= 0.04045, light / 12.92, ((light + 0.055) / 1.055) ** 2.4)
+    light = np.clip(light @ np.array(SEEN[eyes]).T, 0, 1)
+    xyz = light @ np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]).T
+    x, y, z = (np.where(v > 0.008856, np.cbrt(v), 7.787 * v + 16 / 116) for v in (xyz / [0.9505, 1, 1.089]).T)
+    lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+    apart = np.linalg.norm(lab[:, None] - lab[None], axis=2)[np.triu_indices(8, 1)]
+    assert apart.min() >= least
 
 
 def test_names_never_meet_the_markup():
@@ -499,6 +525,87 @@ def test_long_chains_lie_in_rows_without_tangles(opened):
     view.set_viewport_size({"width": 390, "height": 800})
     expect = pytest.importorskip("playwright.sync_api").expect
     expect(view.locator(".sheet")).to_have_css("width", re.compile(r"^(2|3)\d\d"))  # downwards
+
+
+def leaning(view, x, y, size):
+    """Whether the stripes there rise to the right: pixels along them are more alike than those across."""
+    image = pytest.importorskip("PIL.Image")
+    clip = {"x": x, "y": y, "width": size, "height": size}
+    pixels = np.asarray(image.open(io.BytesIO(view.screenshot(clip=clip, full_page=True))).convert("L"), float)
+    rising = np.abs(pixels[:-1, 1:] - pixels[1:, :-1]).sum()
+    falling = np.abs(pixels[:-1, :-1] - pixels[1:, 1:]).sum()
+    assert max(rising, falling) > 1.5 * min(rising, falling)
+    return rising < falling
+
+
+def test_the_stripes_of_a_swatch_are_those_of_the_timeline(opened):
+    """The ninth device has stripes one way, the seventeenth the other way."""
+    build = GraphBuilder("wide")
+    build.op("x", kind="k")
+    build.op("y", kind="k")
+    problem = Problem(
+        build.graph(), full_mesh([Device(f"d{i}") for i in range(20)], 1e9), Costs.create(np.ones((2, 20)))
+    )
+    seen = []
+    for device in (8, 16):
+        view = opened(planned(problem, [device, device]))
+        view.add_style_tag(content=".device i { width: 40px !important; height: 40px !important }")
+        swatch = view.locator("#devices .device", has_text=re.compile(f"^d{device}$")).locator("i").bounding_box()
+        left, middle, _ = lane_middle(view, 0)
+        seen.append((leaning(view, swatch["x"] + 8, swatch["y"] + 8, 24), leaning(view, left + 300, middle - 12, 24)))
+    assert seen == [(True, True), (False, False)]
+
+
+def test_the_keyboard_keeps_its_place_in_the_graph(opened):
+    """Also when the graph is drawn again for the room that its boxes take, some milliseconds later."""
+    problem = load_problem("llama-3-8b", "two-gpus-one-host")
+    ops = np.arange(problem.num_ops)
+    view = opened(planned(problem, (ops * 2 // problem.num_ops).astype(np.int32)))
+    held = "document.activeElement.dataset.box === document.querySelector('.box.now').dataset.box"
+    view.locator("#timeline canvas").focus()
+    for key in ["ArrowRight"] * 4 + ["Enter"]:
+        view.keyboard.press(key)
+    view.wait_for_timeout(100)
+    assert view.evaluate(held)
+    before = len(box_names(view))
+    view.keyboard.press("Backspace")
+    view.wait_for_timeout(100)
+    assert view.evaluate(held)
+    assert len(box_names(view)) < before
+    view.set_viewport_size({"width": 1000, "height": 800})
+    view.wait_for_timeout(100)
+    assert view.evaluate(held)
+    view.keyboard.press("Enter")
+    view.wait_for_timeout(100)
+    assert view.evaluate(held)
+    assert len(box_names(view)) == before
+
+
+def test_a_training_step_is_seen_at_first(opened):
+    """Layers in rows; gradients flow back on the lines between them; sums of gradients are one box, at the end."""
+    problem = load_problem("bert-base-train", "four-gpus")
+    view = opened(planned(problem, np.zeros(problem.num_ops, np.int32)))
+    names = box_names(view)
+    assert [name for name in names if name.startswith("layer")] == [f"layer.{i}" for i in range(12)]
+    assert names[-1] == "add ops"
+    assert view.locator("#graph .scroll").evaluate("one => one.scrollWidth <= one.clientWidth")
+    assert view.get_by_role("button", name=re.compile(r"^Show the lines from \d+ boxes of add ops")).count() == 1
+    lefts = view.locator(".box", has_text="layer.").evaluate_all("all => all.map((one) => one.offsetLeft)")
+    assert max(lefts.count(left) for left in lefts) >= 2  # below each other
+    view = opened(planned(load_problem("resnet-50-train", "four-gpus"), [0] * 733))
+    names = box_names(view)
+    assert [name for name in names if name in ("conv1", "bn1", "maxpool", "layer1", "layer4", "avgpool", "fc")] == [
+        "conv1", "bn1", "maxpool", "layer1", "layer4", "avgpool", "fc",
+    ]  # fmt: skip
+    both_ways = view.locator(".sheet .line", has=view.locator("[marker-start]"))
+    assert any(
+        re.match("conv1 → bn1: .*; bn1 → conv1: ", title) for title in both_ways.locator("title").all_text_contents()
+    )
+    assert view.locator(".sheet .line.far").count() > 0
+    one = view.locator(".box", has_text="threshold_backward")
+    before = view.locator(".sheet .line.only").count()
+    one.focus()
+    assert (before, view.locator(".sheet .line.only").count()) == (0, 1)
 
 
 def test_tables_sort_and_filter(opened, both):

@@ -1,7 +1,9 @@
-// One colour for each device name in all plans: those of Okabe and Ito, which colour-blind readers can tell apart.
-// From the ninth on they come back with a pattern; names are always written beside them.
+// One colour for each device name in all plans, which colour-blind readers can tell apart, too: those of Okabe and Ito,
+// but for their black, which is the page's ink; in its place, a violet. From the ninth on they come back with a pattern;
+// names are always written beside them.
 
-const OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#8c8c8c"];
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8833cc"];
+const DARK = [0, 5, 7];
 
 export interface Paint {
   colour: string;
@@ -14,14 +16,13 @@ const order: string[] = [];
 export function paint(device: string): Paint {
   let i = order.indexOf(device);
   if (i < 0) i = order.push(device) - 1;
-  const colour = OKABE_ITO[i % 8];
-  return { colour, pattern: Math.floor(i / 8) % 4, ink: [0, 5].includes(i % 8) ? "#fff" : "#111" };
+  return { colour: COLOURS[i % 8], pattern: Math.floor(i / 8) % 4, ink: DARK.includes(i % 8) ? "#fff" : "#111" };
 }
 
-/** For CSS `background`. */
+/** For CSS `background`: the stripes of the canvas. */
 export function background(device: string): string {
   const { colour, pattern } = paint(device);
-  const angle = [null, "45deg", "135deg", "0deg"][pattern];
+  const angle = [null, "135deg", "45deg", "0deg"][pattern];
   return angle ? `repeating-linear-gradient(${angle}, ${colour} 0 4px, rgba(255,255,255,.45) 4px 6px), ${colour}` : colour;
 }
 

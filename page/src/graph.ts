@@ -43,7 +43,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
   let open = new Set<number>();
   let visible: Box[] = [];
   let contents: Contents[] = [];
-  let laid: Band = band(0, [], true);
+  let laid: Band = band([], [], true);
   let sheet: Sheet = rows(laid, 0);
   let chosen: Box | null = null;
   let zoom = 1;
@@ -61,16 +61,14 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     tree = new Tree(state.graph);
     open = new Set([0]);
     chosen = null;
-    for (;;) {
-      // Unfold the largest, as long as that leaves few boxes, or shows what most of the model is.
+    // Unfold the largest that leaves few boxes, or shows what most of the model is.
+    for (let box: Box | undefined = 0; box !== undefined; ) {
+      open.add(box);
       const visible = tree.visible(open);
       const inside = sums(state, tree, visible);
-      const largest = inside.reduce((best, one, i) => (one.ops > inside[best].ops ? i : best), 0);
-      const box = visible[largest];
-      if (!(box >= 0)) return;
-      const most = inside[largest].ops > state.graph.ops / 2;
-      if (visible.length - 1 + tree.children[box].length > (most ? AT_FIRST_IN_LARGEST : AT_FIRST)) return;
-      open.add(box);
+      const room = (i: number) => (inside[i].ops > state.graph.ops / 2 ? AT_FIRST_IN_LARGEST : AT_FIRST) + 1 - visible.length;
+      const fit = [...visible.keys()].filter((i) => visible[i] >= 0 && tree.children[visible[i]].length <= room(i));
+      box = visible[fit.sort((a, b) => inside[b].ops - inside[a].ops)[0]];
     }
   }
 
@@ -108,7 +106,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
   }
 
   function lay(): void {
-    laid = band(visible.length, wiresBetween(state, tree.owner, visible.length), scroll.clientWidth >= 560);
+    laid = band(visible.map((box) => tree.rank(box)), wiresBetween(state, tree.owner, visible.length), scroll.clientWidth >= 560);
   }
 
   /** The largest zoom, down to `least`, at which all can be seen. */
@@ -132,22 +130,29 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     wires.setAttribute("width", String(width * zoom));
     wires.setAttribute("height", String(height * zoom));
     wires.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    wires.replaceChildren(heads(), ...lines.map(({ wire, path }) => line(wire, path)));
+    wires.replaceChildren(heads(), ...lines.map(({ wire, path, far }) => line(wire, path, far ? "far" : "")));
+    const held = boxes.contains(document.activeElement) ? document.activeElement!.getAttribute("data-box") : null;
     boxes.replaceChildren(
       ...visible.flatMap((box, i) => [boxElement(box, contents[i], centres[i].x, centres[i].y), ...stubs(i)]),
     );
     mark();
+    if (held) boxes.querySelector<HTMLElement>(`[data-box="${held}"]`)?.focus({ preventScroll: true });
   }
 
   function line(wire: Wire, d: string, kind = ""): SVGElement {
     const thick = 1 + Math.min(3, Math.max(0, Math.log10(Math.max(1, wire.size)) - 5) * 0.7);
-    const moves = wire.moves > 0;
-    const names = [wire.from, wire.to].map((i) => tree.name(visible[i])).join(" → ");
+    const both = wire.back ? [wire, wire.back] : [wire];
+    const crosses = both.some(({ moves }) => moves > 0) ? "-crosses" : "";
+    const told = both.map(({ from, to, size, moves }) => {
+      const names = [from, to].map((i) => tree.name(visible[i])).join(" → ");
+      return `${names}: ${bytes(size)}${moves ? `, of which ${bytes(moves)} move to another device` : ""}`;
+    });
+    const head = `url(#head${crosses})`;
     return svg(
-      "g", { class: `line ${kind} ${moves ? "crosses" : ""}`, "data-ends": `${wire.from} ${wire.to}` },
-      svg("title", {}, `${names}: ${bytes(wire.size)}${moves ? `, of which ${bytes(wire.moves)} move to another device` : ""}`),
+      "g", { class: `line ${kind} ${crosses && "crosses"}`, "data-ends": `${wire.from} ${wire.to}` },
+      svg("title", {}, told.join("; ")),
       svg("path", { class: "near", d }), // easier to point at
-      svg("path", { class: "wire", d, "stroke-width": thick, "marker-end": `url(#head${moves ? "-crosses" : ""})` }),
+      svg("path", { class: "wire", d, "stroke-width": thick, "marker-start": wire.back ? head : null, "marker-end": head }),
     );
   }
 
@@ -173,6 +178,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     const strip = h("span", { class: "strip" }, ...inside.strip.map(([d, n]) => h("span", { style: `flex:${n};background:${background(state.plan.devices[d].name)}` })));
     const what = folded ? `${counted(inside.ops, "op")} · ${seconds(inside.time)}` : `${kindOf(box)} · ${seconds(inside.time)}`;
     const where = used.map(([name]) => name).join(" + ");
+    const short = used.length > 2 ? counted(used.length, "device") : where;
     return h(
       "button",
       {
@@ -191,7 +197,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
       },
       h("span", { class: "name" }, h("span", {}, tree.name(box)), folded ? h("span", { class: "plus" }, "+") : null),
       h("span", { class: "what" }, what),
-      h("span", { class: "where" }, h("span", {}, where), badge),
+      h("span", { class: "where" }, h("span", {}, short), badge),
       strip,
     );
   }
@@ -208,7 +214,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
       if (one.classList.contains("only")) one.remove();
       else one.classList.toggle("now", at >= 0 && one.dataset.ends!.split(" ").includes(String(at)));
     }
-    const only = laid.hidden.filter(({ from, to }) => from === at || to === at);
+    const only = [...laid.hidden, ...sheet.lines.filter(({ far }) => far).map(({ wire }) => wire)].filter(({ from, to }) => from === at || to === at);
     wires.append(...only.map((wire) => line(wire, direct(sheet.centres[wire.from], sheet.centres[wire.to], laid.across), "only now")));
   }
 
@@ -246,7 +252,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
 
   const element = section(
     "graph", "Graph",
-    "Folded by module, and coloured by device: a box as most of its ops, the strip below it from its first op to its last. Strong lines lead from one device to another: there something moves.",
+    "Folded by module, and coloured by device: a box as most of its ops, the strip below it from its first op to its last. Strong lines lead from one device to another: there something moves. A dashed end is that of a line which is drawn whole when its box is chosen.",
     h(
       "div", { class: "bar" },
       h(
@@ -283,8 +289,10 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     place();
   });
   start();
+  let wide = -1;
   new ResizeObserver(() => {
-    if (state.printing) return;
+    if (state.printing || scroll.clientWidth === wide) return;
+    wide = scroll.clientWidth;
     if (laid.across !== scroll.clientWidth >= 560 || !visible.length) draw();
     else if (zoomed) place();
     else fit();
@@ -313,7 +321,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
 /** The heads of the lines. */
 function heads(): SVGElement {
   const head = (id: string) =>
-    svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0,0.5L8,4L0,7.5Z" }));
+    svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse" }, svg("path", { d: "M0,0.5L8,4L0,7.5Z" }));
   return svg("defs", {}, head("head"), head("head-crosses"));
 }
 
@@ -321,6 +329,7 @@ class Tree {
   readonly parent: Int32Array;
   readonly children: Box[][];
   readonly inOrder: Uint32Array; // items, along the dataflow
+  readonly rank: (box: Box) => number; // its place, or that of its first item, in the dataflow
   readonly owner: Int32Array; // of each item: the place, among the visible boxes, of the one that it is in
 
   constructor(readonly graph: Graph) {
@@ -334,8 +343,8 @@ class Tree {
     const first = new Float64Array(graph.parent.length).fill(Infinity);
     graph.node.forEach((node, item) => (first[node] = Math.min(first[node], graph.rank[item])));
     for (let node = graph.parent.length - 1; node > 0; node--) first[graph.parent[node]] = Math.min(first[graph.parent[node]], first[node]); // parents come first
-    const rank = (box: Box) => (box >= 0 ? first[box] : graph.rank[-1 - box]);
-    for (const inside of this.children) inside.sort((a, b) => rank(a) - rank(b));
+    this.rank = (box) => (box >= 0 ? first[box] : graph.rank[-1 - box]);
+    for (const inside of this.children) inside.sort((a, b) => this.rank(a) - this.rank(b));
   }
 
   /** The boxes that no folded module hides; `owner` is set to fit. */

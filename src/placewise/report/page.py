@@ -14,6 +14,7 @@ import html
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
@@ -36,6 +37,7 @@ MAX_POINTS: Final = 4_000  # of the memory of a device
 MAX_STEPS: Final = 20_000  # of the chain that ends last
 FAN: Final = 48  # what one click unfolds
 FEW: Final = 4  # ops between two modules that need no node of their own
+MOST: Final = 0.8  # of the ops of a node without a module: their kind is its name
 
 Array = NDArray[Any]
 
@@ -103,8 +105,7 @@ class _Items:
         self.graph = graph
         few = graph.num_ops <= MAX_ITEMS
         grain = 1 if few else 16 * math.ceil(graph.num_ops / MAX_ITEMS)
-        self.rank = np.empty(graph.num_ops, np.int64)
-        self.rank[graph.topological_order] = np.arange(graph.num_ops)
+        self.rank = _flow(graph)
         self.tree = _Tree(graph, self.rank, grain)
         self.of_op = np.arange(graph.num_ops) if few else self._joined(placements)
         self.count = np.bincount(self.of_op, minlength=1 if graph.num_ops else 0)
@@ -163,6 +164,17 @@ class _Items:
         }
 
 
+def _flow(graph: Graph) -> NDArray[np.int64]:
+    """[N] the place of each op in the dataflow; weights, which come before all else, go where they are first read."""
+    ops = np.arange(graph.num_ops)
+    place = np.empty(graph.num_ops, np.int64)
+    place[graph.topological_order] = ops
+    read = np.full(graph.num_ops, graph.num_ops)
+    np.minimum.at(read, graph.edge_producer, place[graph.consumers])
+    place[np.lexsort((place, ~graph.is_stored, np.where(graph.is_stored, read, place)))] = ops
+    return place
+
+
 class _Tree:
     """Modules within modules, the whole first. Where one would unfold into too many, neighbours share a node."""
 
@@ -171,7 +183,7 @@ class _Tree:
         self.labels: list[str] = []
         self.paths: list[str] = []  # the module; "" where the node is none
         self.leaf = np.zeros(graph.num_ops, np.int64)  # [N] the node right above each op
-        self._names, self._grain = graph.op_names, grain
+        self._names, self._kinds, self._grain = graph.op_names, graph.op_kinds, grain
         self._prefixes, self._texts = _module_prefixes(graph)
         self._unfold(self._node(-1, graph.name, ""), np.argsort(rank), 0)
 
@@ -196,29 +208,55 @@ class _Tree:
         if len(ops) <= self._grain:
             self.leaf[ops] = node
             return
-        ends = np.append(starts[1:], len(ops))
-        if n > FAN and n > self._grain:
-            levels = math.ceil(math.log(n / self._grain, FAN))
-            parts = math.ceil((n / self._grain) ** (1 / levels))
-            for some in np.array_split(np.arange(n), min(parts, n)):
-                a, b = int(starts[some[0]]), int(ends[some[-1]])
-                label = self._span(ops[a], module[some[0]], ops[b - 1], module[some[-1]])
-                inner = self._node(node, label, "")
-                self._share(inner, ops[a:b], starts[some] - a, module[some], depth)
-            return
-        if not (module >= 0).any():
+        if not (module >= 0).any() and n <= FAN:
             self.leaf[ops] = node
             return
-        # What lies between two modules is folded too, so that modules are seen first.
-        runs = np.flatnonzero((module >= 0) | (np.append(0, module[:-1]) >= 0)).tolist()
-        for i, after in pairwise([*runs, n]):
+        ends = np.append(starts[1:], len(ops)).tolist()
+        units = self._units(module)
+        if len(units) > max(FAN, self._grain):
+            levels = math.ceil(math.log(len(units) / self._grain, FAN))
+            parts = math.ceil((len(units) / self._grain) ** (1 / levels))
+            for some in np.array_split(np.arange(len(units)), min(parts, len(units))):
+                i, last = units[some[0]][0], units[some[-1]][1] - 1
+                a, b = starts[i], ends[last]
+                label = self._span(ops[a], module[i], ops[b - 1], module[last])
+                self._share(
+                    self._node(node, label, ""), ops[a:b], starts[i : last + 1] - a, module[i : last + 1], depth
+                )
+            return
+        for i, after in units:
+            inside = ops[starts[i] : ends[after - 1]]
             if module[i] >= 0:
                 path = self._texts[module[i]]
-                self._unfold(self._node(node, path.rpartition(".")[2], path), ops[starts[i] : ends[i]], depth + 1)
+                self._unfold(self._node(node, path.rpartition(".")[2], path), inside, depth + 1)
+            elif after - i > FEW:
+                self._share(
+                    self._node(node, self._between(inside), ""),
+                    inside,
+                    starts[i:after] - starts[i],
+                    module[i:after],
+                    depth,
+                )
             else:
-                between = ops[starts[i] : ends[after - 1]]
-                many = len(between) > FEW
-                self.leaf[between] = self._node(node, self._span(between[0], -1, between[-1], -1), "") if many else node
+                self.leaf[inside] = node
+
+    @staticmethod
+    def _units(module: Array) -> list[tuple[int, int]]:
+        """Children that stay together: each module, and what lies between two, so that modules are seen first."""
+        own = module < 0
+        if own.all():
+            return [(i, i + 1) for i in range(len(module))]
+        runs = np.append(np.flatnonzero(~own | np.append(True, ~own[:-1])), len(module)).tolist()
+        found: list[tuple[int, int]] = []
+        for i, after in pairwise(runs):
+            found += [(i, after)] if after - i > FEW else [(k, k + 1) for k in range(i, after)]
+        return found
+
+    def _between(self, ops: Array) -> str:
+        """Where nearly all are of one kind, as sums of gradients are, this tells more than the first and the last."""
+        kinds = Counter(self._kinds[op] for op in ops.tolist())
+        [(kind, most)] = kinds.most_common(1)
+        return f"{kind} ops" if most > MOST * len(ops) else self._span(ops[0], -1, ops[-1], -1)
 
     def _span(self, op: int, module: int, last_op: int, last_module: int) -> str:
         ends = ((op, module), (last_op, last_module))

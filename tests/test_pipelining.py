@@ -1,5 +1,6 @@
 """Plans as pipelines of processes: the script that is written for torchrun, run with two processes on the CPU."""
 
+import copy
 import re
 import subprocess
 import sys
@@ -84,6 +85,40 @@ def bert():
 
 def bert_step():
     return *bert(), torch.randn(16, 6, 16), F.mse_loss
+
+
+def padded():
+    mask = torch.ones(16, 6, dtype=torch.long)
+    mask[:8, :2] = 0
+    return (model := llama())[0], {"input_ids": model[1][0], "attention_mask": mask}
+
+
+def padded_step():
+    return *padded(), torch.randint(50, (16, 6)), words
+
+
+def gemma2():  # scales what it embeds, and caps what its head makes
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=4, tie_word_embeddings=False)
+    return Gemma2ForCausalLM(config), (torch.randint(50, (16, 6)),)
+
+
+def gemma3():  # layers of two kinds, by their number
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    kinds = ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        **SMALL, num_key_value_heads=2, head_dim=4, tie_word_embeddings=False, sliding_window=4, layer_types=kinds
+    )
+    return Gemma3ForCausalLM(config), (torch.randint(50, (16, 6)),)
+
+
+def t5():  # the first layer makes a bias that all read
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=32, num_layers=4, num_heads=4)
+    return T5EncoderModel(config), (torch.randint(50, (16, 6)),)
 """
 
 #: Runs several scripts in one group of processes: to start one takes most of the time.
@@ -113,13 +148,15 @@ def models():
 def placed(module, args, device_of_layer, **execution):
     """A plan by hand; what is beside the layers goes with the first or the last of them."""
     cpus = [Device(f"cpu{i}", kind="cpu", flops={"default": 1e11}, bandwidth=1e10) for i in range(2)]
-    graph = from_torch(module.eval(), args).collapse_parameters().graph
+    args, kwargs = ((), args) if isinstance(args, dict) else (args, {})
+    graph = from_torch(module.eval(), args, kwargs).collapse_parameters().graph
     question = Problem(graph, full_mesh(cpus, 1e10), objective="throughput", execution=Execution(**execution))
     fitted = engines.get("pipelining").fit(question)
     found = pieces(graph)
     first, last = found.layers[0], found.layers[-1]
-    layer = np.clip(found.of_op, first, last) - first
-    place = np.array([device_of_layer(number) for number in range(last - first + 1)], np.int32)[layer]
+    layer = np.where(found.of_op < 0, -1, found.of_op - first)
+    place = np.array([device_of_layer(number) for number in range(-1, last - first + 2)], np.int32)
+    place = place[np.clip(layer + 1, 0, last - first + 2)]
     return Plan(fitted, place, None, 1.0, 0.0, "hand", "0")
 
 
@@ -138,7 +175,7 @@ def test_results_are_those_of_one_process(tmp_path, models):
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "all.py").write_text(ALL)
     halves, in_turn = (lambda layer: int(layer >= 2)), (lambda layer: layer % 2)
-    for name in ("net", "llama", "bert"):
+    for name in ("net", "llama", "bert", "padded", "gemma2", "gemma3"):
         (tmp_path / f"{name}_halves.py").write_text(written(placed(*getattr(models, name)(), halves)))
     (tmp_path / "net_gpipe.py").write_text(written(placed(*models.net(), halves, pipeline="gpipe", microbatches=2)))
     for name in ("net", "llama"):
@@ -146,12 +183,54 @@ def test_results_are_those_of_one_process(tmp_path, models):
     cases = [
         "net_halves:net", "net_halves:net_step", "net_gpipe:net_step", "net_in_turn:net", "net_in_turn:net_step",
         "llama_halves:llama", "llama_halves:llama_step", "llama_in_turn:llama_step",
-        "bert_halves:bert", "bert_halves:bert_step",
+        "bert_halves:bert", "bert_halves:bert_step", "padded_halves:padded_step", "gemma2_halves:gemma2",
+        "gemma3_halves:gemma3",
     ]  # fmt: skip
     done = launch(tmp_path, "all.py", *cases)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("equal")] == cases
-    assert done.stdout.count("outputs and gradients differ from those of one process by at most") == 6
+    assert done.stdout.count("outputs and gradients differ from those of one process by at most") == 7
+
+
+def checked(found, module, args):
+    """The differences of all stages of a script, which `check_parts` refuses where they are not small."""
+    first, others = found.batch_of(module, args)
+    parts = {number: found.kept(copy.deepcopy(module), number) for number in range(len(found.STAGES))}
+    found.check_parts(parts, module, first, others)
+
+
+@pytest.mark.parametrize("after", [-1, 0, 1, 3])  # the first stage ends here: before all layers, or after all
+@pytest.mark.parametrize("name", ["llama", "padded", "gemma2", "gemma3"])
+def test_stages_make_what_the_whole_model_makes(models, name, after):
+    torch.manual_seed(0)
+    module, args = getattr(models, name)()
+    found = script(written(placed(module, args, lambda layer: int(layer > after))))
+    assert [len(found.layers_of(number)) for number in range(2)] == [after + 1, 3 - after]
+    checked(found, module, args)
+
+
+def test_layers_that_read_more_than_hidden_states_are_refused(models):
+    torch.manual_seed(0)
+    module, args = models.t5()
+    found = script(written(placed(module, args, lambda layer: int(layer > 1))))
+    with pytest.raises(SystemExit, match="cannot be cut as the plan says: what stage 1 makes differs"):
+        checked(found, module, args)
+
+
+def test_a_batch_by_name_is_for_models_that_are_cut_by_their_layers(models):
+    found = script(written(placed(*models.net(), lambda layer: int(layer > 1))))
+    with pytest.raises(SystemExit, match="return a tuple"):
+        found.batch_of(models.net()[0], {"x": torch.ones(16, 8)})
+
+
+def test_looking_at_a_model_leaves_it_as_it_was(models):
+    found = script(written(placed(*models.net(), lambda layer: int(layer > 1))))
+    module = torch.nn.BatchNorm1d(4)
+    state = torch.random.get_rng_state()
+    with found.undisturbed(module):
+        module(torch.randn(8, 4))
+    assert torch.equal(module.running_mean, torch.zeros(4))
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_the_command_of_the_docs_runs(tmp_path, models):

@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node PROCESSES this_file.py mymodel:build --check
 
-`build()` in mymodel.py returns (module, args): a model, the same in each process, and a batch for it. For a training
-step it returns (module, args, target, loss), where loss(output, target) is a mean over the batch. `--check` compares
-outputs and gradients with those of the whole model in one process.
+`build()` in mymodel.py returns (module, args): a model, the same in each process, and a batch for it, as a tuple or,
+for a model that is cut by its layers, by name. For a training step it returns (module, args, target, loss), where
+loss(output, target) is a mean over the batch. Each process first runs the model on one microbatch and compares what its
+stages make of it, unless it is told `--unchecked`. `--check` compares outputs and gradients of the whole batch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -42,7 +45,7 @@ MICROBATCHES = 1
 
 
 class Skipped(nn.Module):
-    """Stands for a module of another stage: hands on the hidden state that it is given."""
+    """Stands for a module of another stage, whose work nobody reads: what it returns has the shape of what it takes."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What comes in as numbers goes out; where only ids or positions come in, there is nothing to add."""
@@ -51,16 +54,36 @@ class Skipped(nn.Module):
 
 
 class Stage(nn.Module):
-    """Part of a model of transformers, which takes hidden states as `inputs_embeds`."""
+    """Part of a model of transformers: hidden states enter its first layer, and leave its last.
 
-    def __init__(self, module: nn.Module, first: bool, names: dict[int, str]) -> None:
+    Whatever the model does before its layers and after them is done around these, but counts only at its ends: some
+    models scale what they embed, or cap what the head makes.
+    """
+
+    def __init__(self, module: nn.Module, layers: nn.ModuleList, number: int, names: dict[int, str]) -> None:
         super().__init__()
-        self.module, self.first = module, first
+        self.module, self.first, self.last = module, number == 0, number == len(STAGES) - 1
         self.names = names  # that weights have in the whole model, by id
+        self.hidden: Any = None
+        if not self.first:
+            layers[0].register_forward_pre_hook(self._enter, with_kwargs=True)
+        if not self.last:
+            layers[-1].register_forward_hook(self._leave)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Ids come into the first stage, hidden states into others."""
-        return output_of(self.module(x) if self.first else self.module(inputs_embeds=x))
+    def forward(self, x: Tensor, **others: Any) -> Tensor:
+        """The batch comes into the first stage, hidden states into others; what else is given, into all."""
+        self.hidden = x
+        made = output_of(self.module(x, **others) if self.first else self.module(inputs_embeds=x, **others))
+        if not self.last:
+            made = self.hidden
+        self.hidden = None
+        return made
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return ((self.hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": self.hidden})
+
+    def _leave(self, layer: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+        self.hidden = output_of(made)
 
 
 def output_of(found: Any) -> Tensor:
@@ -69,27 +92,35 @@ def output_of(found: Any) -> Tensor:
     return tensor
 
 
+def layers_of(number: int) -> list[int]:
+    """Of a stage."""
+    return [int(name.removeprefix(f"{LAYERS}.")) for name in STAGES[number] if name.startswith(f"{LAYERS}.")]
+
+
 def kept(module: nn.Module, number: int) -> Stage:
     """A stage by its layers: the others are taken out, and so are the modules before or after them."""
     names = {id(weight): name for name, weight in module.named_parameters()}
-    config: Any = getattr(module, "config", None)
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
     path, holder = LAYERS.split("."), module
     for part in path:
         children = list(holder.named_children())
         inner = next(i for i, (name, _) in enumerate(children) if name == part)
         for i, (name, child) in enumerate(children):
             here = i == inner or number == (0 if i < inner else len(STAGES) - 1)
-            # What has no weights is needed everywhere: rotary positions, say. Dropout, once.
-            if not here and (any(True for _ in child.parameters()) or isinstance(child, nn.Dropout)):
+            # What has no weights is needed everywhere: rotary positions, say.
+            if not here and any(True for _ in child.parameters()):
                 setattr(holder, name, Skipped())
         if part != path[-1]:
             holder = getattr(holder, part)
-    layers = getattr(holder, path[-1])
-    mine = [int(name.removeprefix(f"{LAYERS}.")) for name in STAGES[number] if name.startswith(f"{LAYERS}.")]
-    setattr(holder, path[-1], nn.ModuleList([layers[i] for i in mine]))
-    return Stage(module, number == 0, names)
+    layers, mine = getattr(holder, path[-1]), layers_of(number)
+    configs = {id(config): config for part in module.modules() if (config := getattr(part, "config", None))}
+    for config in configs.values():
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        for key, value in list(vars(config).items()):
+            if isinstance(value, (list, tuple)) and len(value) == len(layers):  # an entry for each layer: its kind, say
+                setattr(config, key, type(value)(value[i] for i in mine or [0]))
+    setattr(holder, path[-1], nn.ModuleList([layers[i] for i in mine] or [Skipped()]))
+    return Stage(module, getattr(holder, path[-1]), number, names)
 
 
 def check_model(module: nn.Module) -> None:
@@ -105,19 +136,106 @@ def check_model(module: nn.Module) -> None:
             sys.exit(f"not the model of this plan: {LAYERS} has {len(listed)} layers, not {planned}")
 
 
-def stages_of(module: nn.Module, args: tuple[Any, ...], rank: int, device: torch.device) -> list[Any]:
+def by_layers(module: nn.Module) -> bool:
+    """Whether the model is cut by its list of layers: torch's tracer fails on models of transformers."""
+    return bool(LAYERS) and "inputs_embeds" in inspect.signature(module.forward).parameters
+
+
+def batch_of(module: nn.Module, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(what enters the first stage, what every stage is given by name)."""
+    if not by_layers(module):
+        if isinstance(args, dict):
+            sys.exit("a batch by name is for models that are cut by their layers: return a tuple of the arguments")
+        return tuple(args), {}
+    named = args if isinstance(args, dict) else inspect.signature(module.forward).bind(*args).arguments
+    return (next(iter(named.values())),), dict(list(named.items())[1:])
+
+
+def one_microbatch(value: Any) -> Any:
+    """Of a batch."""
+    return value.chunk(MICROBATCHES)[0] if isinstance(value, Tensor) else value
+
+
+def stages_of(
+    module: nn.Module, args: tuple[Any, ...], others: dict[str, Any], rank: int, device: torch.device, checked: bool
+) -> list[Any]:
     """This process's stages, each with a copy of its part of the model."""
     check_model(module)
     mine = [number for number, owner in enumerate(RANKS) if owner == rank]
-    if LAYERS and "inputs_embeds" in inspect.signature(module.forward).parameters:
-        parts = {number: kept(copy.deepcopy(module), number).to(device) for number in mine}
-        return [PipelineStage(part, number, len(STAGES), device) for number, part in parts.items()]
+    chunk, rest = tuple(map(one_microbatch, args)), {name: one_microbatch(value) for name, value in others.items()}
+    if by_layers(module):
+        parts = {number: kept(copy.deepcopy(module), number) for number in mine}
+        if checked:
+            check_parts(parts, module, chunk, rest)
+        return [PipelineStage(part.to(device), number, len(STAGES), device) for number, part in parts.items()]
     cuts = {stage[0]: SplitPoint.BEGINNING for stage in STAGES[1:]}
-    chunk = tuple(arg.chunk(MICROBATCHES)[0] if isinstance(arg, Tensor) else arg for arg in args)
     pipe = pipeline(copy.deepcopy(module), mb_args=chunk, split_spec=cuts)  # it changes the module
     if pipe.num_stages != len(STAGES):
         sys.exit(f"the model was cut into {pipe.num_stages} stages, not {len(STAGES)}")
+    if checked:
+        with undisturbed(pipe):
+            made = output_of(pipe(*chunk))
+        with undisturbed(module):
+            refuse_if_off("the stages make", made, output_of(module(*chunk)))
     return [pipe.build_stage(number, device) for number in mine]
+
+
+REFUSED = "the model cannot be cut as the plan says"
+
+
+def check_parts(parts: dict[int, Stage], module: nn.Module, chunk: tuple[Any, ...], rest: dict[str, Any]) -> None:
+    """Does each stage make of what the whole model has there what the whole model makes?"""
+    layers: Any = module.get_submodule(LAYERS)
+    states: list[Tensor] = []  # what enters the first layer, and what each makes
+
+    def enters(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states.append(args[0] if args else kwargs["hidden_states"])
+
+    def leaves(_: nn.Module, args: tuple[Any, ...], made: Any) -> None:
+        states.append(output_of(made))
+
+    hooks = [layers[0].register_forward_pre_hook(enters, with_kwargs=True)]
+    hooks += [layer.register_forward_hook(leaves) for layer in layers]
+    training = module.training
+    with undisturbed(module):
+        whole = output_of(module.eval()(*chunk, **rest))
+        for hook in hooks:
+            hook.remove()
+        module.train(training)
+        if len(states) != len(layers) + 1:
+            sys.exit(f"{REFUSED}: its layers do not run once each, one after the other")
+        for number, part in parts.items():
+            before = sum(len(layers_of(stage)) for stage in range(number))
+            expected = whole if part.last else states[before + len(layers_of(number))]
+            try:
+                made = part.eval()(chunk[0] if part.first else states[before], **rest)
+            except Exception as error:
+                sys.exit(f"{REFUSED}: stage {number} fails by itself: {type(error).__name__}: {error}")
+            refuse_if_off(f"stage {number} makes", made, expected)
+            part.train(training)
+
+
+def refuse_if_off(what: str, made: Tensor, expected: Tensor) -> None:
+    """The same ops on the same machine: nothing may differ but the order of sums."""
+    if made.shape != expected.shape:
+        sys.exit(f"{REFUSED}: {what} {list(made.shape)}, and the whole model {list(expected.shape)}")
+    wrong = off(made, expected, float(expected.abs().max()))
+    if not wrong < 1e-4:
+        sys.exit(
+            f"{REFUSED}: what {what} differs from what the whole model does by {wrong:.1e} of the largest value. Its "
+            "layers read more than hidden states and what the model is given (a bias that the first layer makes, say)"
+        )
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Run it without gradients; random numbers and averages that it keeps are as before."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 def schedule_of(stages: list[Any], loss: Any) -> Any:
@@ -159,6 +277,11 @@ def gradients_off(stages: list[Any], module: nn.Module) -> float:
     return worst
 
 
+def placed(value: Any, device: torch.device) -> Any:
+    """A tensor on the device; anything else as it is."""
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
 def largest(value: float, device: torch.device) -> float:
     """Of all processes."""
     found = torch.tensor([value], device=device)
@@ -172,6 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("model", help="MODULE:FUNCTION that returns the model and a batch")
     parser.add_argument("--device", help="for all processes, such as cpu, in place of the plan's")
     parser.add_argument("--check", action="store_true", help="compare with the whole model in one process")
+    parser.add_argument("--unchecked", action="store_true", help="do not run the whole model on one microbatch first")
     parser.add_argument("--steps", type=int, default=1, help="after a first one")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for another process")
     options = parser.parse_args(arguments)
@@ -189,7 +313,8 @@ def main(arguments: list[str] | None = None) -> int:
     file, _, function = options.model.partition(":")
     torch.manual_seed(0)
     module, args, *training = getattr(importlib.import_module(file), function)()
-    if any(isinstance(arg, Tensor) and len(arg) % MICROBATCHES for arg in args):
+    args, others = batch_of(module, args)
+    if any(isinstance(arg, Tensor) and len(arg) % MICROBATCHES for arg in (*args, *others.values())):
         sys.exit(f"the batch cannot be cut into {MICROBATCHES} equal parts")
     target: Any
     loss: Any
@@ -198,29 +323,32 @@ def main(arguments: list[str] | None = None) -> int:
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
-    stages = stages_of(module, args, rank, device)
+    first, last = rank == RANKS[0], rank == RANKS[-1]
+    stages = stages_of(module, args, others, rank, device, not options.unchecked)
     if training:
         check_ties(module)
+        if last and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+            print("note: batch norm averages over a microbatch, not over the batch", file=sys.stderr)
     schedule = schedule_of(stages, (lambda out, want: loss(output_of(out), want)) if training else None)
-    first, last = rank == RANKS[0], rank == RANKS[-1]
-    given = tuple(arg.to(device) if isinstance(arg, Tensor) else arg for arg in args) if first else ()
+    given = tuple(placed(arg, device) for arg in args) if first else ()
+    named = {name: placed(value, device) for name, value in others.items()}
     times, found = [], None
     for _ in range(1 + options.steps):
         for stage in stages:
             stage.submod.zero_grad()
         began = time.perf_counter()
         if training:
-            found = schedule.step(*given, **({"target": target.to(device)} if last else {}))
+            found = schedule.step(*given, **named, **({"target": target.to(device)} if last else {}))
         else:
             with torch.no_grad():
-                found = schedule.eval(*given)
+                found = schedule.eval(*given, **named)
         times.append(time.perf_counter() - began)
     if last:
         print(f"{1e3 * statistics.median(times[1:] or times):.3f} ms a step")
     if not options.check:
         return 0
     with torch.set_grad_enabled(bool(training)):
-        expected = output_of(module(*args))
+        expected = output_of(module(*args, **others))
     wrong = off(output_of(found), expected, float(expected.detach().abs().max())) if last else 0.0
     if training:
         loss(expected, target).backward()

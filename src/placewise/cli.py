@@ -199,6 +199,9 @@ def _problem(
     place_parameters: Annotated[
         bool, typer.Option("--place-parameters", help="Weights may live elsewhere than their ops (offloading).")
     ] = False,
+    colocate_backward: Annotated[
+        bool, typer.Option("--colocate-backward", help="A backward op shares the device of its forward op.")
+    ] = False,
     execution: Settings = None,
     engine: Annotated[
         str | None,
@@ -229,6 +232,7 @@ def _problem(
                 device: _quantity(limit, "bytes", f"--max-memory {device}={limit}") for device, limit in limits.items()
             },
             place_parameters=place_parameters or (told is not None and told.places_parameters),
+            colocate_backward=colocate_backward,
         )
     if told is not None:
         problem = told.fit(problem)

@@ -84,10 +84,12 @@ def load_problem(
     max_devices: int | None = None,
     max_memory: Mapping[str, float] | None = None,
     place_parameters: bool = False,
+    colocate_backward: bool = False,
 ) -> Problem:
     """A problem from a problem file, a benchmark file, or a model (a graph file or a bundled name) on a cluster.
 
-    Options replace what the file says. Parameters live with their consumers unless `place_parameters` is set.
+    Options replace what the file says. Parameters live with their consumers unless `place_parameters` is set. With
+    `colocate_backward`, a backward op shares the device of the forward op whose gradient it computes.
     """
     from placewise import zoo
 
@@ -124,7 +126,17 @@ def load_problem(
         "forbidden": forbidden, "max_devices": max_devices,
         "cluster": None if max_memory is None else found.cluster.with_memory(max_memory),
     }  # fmt: skip
-    return replace(found, **{name: value for name, value in changes.items() if value is not None})
+    found = replace(found, **{name: value for name, value in changes.items() if value is not None})
+    if colocate_backward:
+        from placewise import colocation  # compiles
+
+        if place_parameters:
+            raise InvalidInput(
+                f"{model}: --colocate-backward puts weights with the ops that read them, and --place-parameters (or the "
+                "engine) places them apart: leave one out"
+            )
+        return colocation.colocate_backward(found)
+    return found
 
 
 def _check_pins_of_folded(graph: Graph, folded: Contraction, pins: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from placewise.colocation import colocate_backward
 from placewise.driver import Context
 from placewise.errors import InvalidInput
 from placewise.graph import Floats, Ints
@@ -100,6 +102,11 @@ def late(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
         if goes[unit] > comes[unit] and len(readers):
             place[unit] = place[readers].min() - _BEHIND
     return np.argsort(np.argsort(place, kind="stable"))
+
+
+def _late_with_fellow_readers(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[units] both: layer by layer, and what makes much after what makes little."""
+    return _with_fellow_readers(problem, late(problem, first))
 
 
 def _fold(problem: Problem, place: Floats, units: NDArray[np.int64]) -> None:
@@ -226,27 +233,30 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
     of its own; where the plan must be contiguous, that is a proof. On other graphs, what a stage exchanges with any
     earlier one is charged as if it came from the one before, and what it sends to later ones as if to the next.
 
-    Beyond the paper: unequal devices and links, memory, any set and order of devices, each at most once, and two more
-    rows: units that read the same large message together, and units that send more than they read late. Without it:
-    replicated stages. Devices that are alike are used in turn; where too many orders remain, fastest first. In a long
-    program stages end at some units only, then at any close to the best ends so found.
+    Beyond the paper: unequal devices and links, memory, any set and order of devices, each at most once, and more rows:
+    units that read the same large message together, units that send more than they read late, or both; in training,
+    also with backward ops that must be with their forward ops. Without it: replicated stages. Devices that are alike
+    are used in turn; where too many orders remain, fastest first. In a long program stages end at some units only, then
+    at any close to the best ends so found.
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)
     orders, every = _device_orders(problem)
     most = int(np.clip((2 * _STEPS / orders.pairs) ** 0.5, 8, _MOST_CUTS))
+    together = colocate_backward(problem)
+    forms = [problem, together] if together.num_units < problem.num_units else [problem]
     for lenient in (False, True):
-        for reorder in (None, _with_fellow_readers, late):
+        for form, reorder in product(forms, (None, _with_fellow_readers, late, _late_with_fellow_readers)):
             if reorder and ctx.should_stop():
                 break
-            row, cuts = program(problem, reorder)
+            row, cuts = program(form, reorder)
             ends, value = _spread(0, len(cuts) - 1, most + 1), np.inf
             while not (ctx.should_stop() and np.isfinite(value)):
-                stages = _Stages(problem, row, cuts[ends], lenient=lenient)
+                stages = _Stages(form, row, cuts[ends], lenient=lenient)
                 placement, estimate, used = stages.solve(orders)
                 if not estimate < value * (1 - 1e-9):
                     break
-                if every and not lenient and stages.prove():
+                if form is problem and every and not lenient and stages.prove():
                     ctx.bound(estimate * (1 - 1e-12))
                 ctx.evaluate(placement)
                 ends, value = _finer(ends, np.searchsorted(cuts, used), most), estimate

@@ -7,6 +7,7 @@ import pytest
 
 from placewise import Budget, plan
 from placewise.cluster import Device, full_mesh
+from placewise.driver import Progress
 from placewise.report.what_if import GIB, what_if
 from problems import problem_of
 
@@ -64,6 +65,21 @@ def test_a_limit_of_devices_stays():
 def test_forbidden_devices_are_not_wished_for():
     rows = found(problem_of([[1.0, 2.0]], memory=[GIB, 2 * GIB], forbidden=("d1",), resident=[1.0]))
     assert [row for row in rows if "d1" in row] == []
+
+
+def test_progress_tells_the_change(monkeypatch):
+    """And how many there are, in place of the planner."""
+    made = plan(problem_of([[1.0, 1.0]]), "single")
+
+    def planned(*_, on_progress, **__):
+        on_progress(Progress("auto: heft", 1.0, 7, 3.0, 2.0))
+        return made
+
+    monkeypatch.setattr("placewise.driver.plan", planned)
+    told = []
+    rows = what_if(made, on_progress=told.append)
+    assert [now.planner for now in told] == [f"{i}/{len(rows)} {row.change}" for i, row in enumerate(rows, start=1)]
+    assert {(now.value, now.lower_bound, now.evaluations) for now in told} == {(3.0, 2.0, 7)}
 
 
 def test_ctrl_c_ends_it(monkeypatch):

@@ -25,6 +25,7 @@ def say(text: str) -> None:
 say_once = cache(say)
 
 SELDOM = 30.0  # seconds between lines on what is no terminal
+NAME = 34  # letters of who plans, or for which change
 
 
 # ---- how far it is ---------------------------------------------------------------------------------------------------
@@ -37,22 +38,31 @@ def planning() -> Iterator["Callable[[Progress], None]"]:
     What a planner prints is talk too, and goes to stderr.
     """
     from rich.console import Console
+    from rich.text import Text
 
     from placewise.quantities import format_seconds
 
     def line(now: "Progress") -> str:
         gap = f"  gap {now.gap:.1%}" if now.value < math.inf else ""
+        name = now.planner if len(now.planner) <= NAME else f"…{now.planner[1 - NAME :]}"
         return (
-            f"{now.planner}  {now.seconds:.1f} s  {now.evaluations:,} evaluations  best {format_seconds(now.value)}"
-            f"  bound {format_seconds(now.lower_bound)}{gap}  {now.detail}"
-        )
+            f"best {format_seconds(now.value)}  bound {format_seconds(now.lower_bound)}{gap}  {now.seconds:.1f} s"
+            f"  {name}  {now.evaluations:,} evaluations  {now.detail}"
+        ).rstrip()
 
     if not sys.stderr.isatty():
         with redirect_stdout(sys.stderr):
             yield _now_and_then(line)
         return
-    with redirect_stdout(sys.stderr), Console(stderr=True).status("planning") as status:
-        yield lambda now: status.update(line(now))
+    console = Console(stderr=True)
+
+    def in_one_line(now: "Progress") -> Text:
+        text = Text(line(now))
+        text.truncate(console.width - 2, overflow="ellipsis")  # beside the spinner
+        return text
+
+    with redirect_stdout(sys.stderr), console.status("planning") as status:
+        yield lambda now: status.update(in_one_line(now))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,18 +36,25 @@ def what_if(
     """Change one thing at a time; `auto` has the budget for each.
 
     The first row changes nothing: it is what planning once more finds, and what the others are to be compared with.
+    `on_progress` is told the change, and how many there are, in place of the planner.
     """
-    found = []
+    found: list[WhatIf] = []
     known = [plan]  # what is good on this box fits on a larger one, too
-    for change, problem in _changes(plan.problem):
+    changes = list(_changes(plan.problem))
+    for i, (change, problem) in enumerate(changes, start=1):
         values = [float(evaluate(problem, old.placement, old.order).score[0]) for old in known]
-        anew = driver.plan(problem, budget=budget, seed=plan.seed, on_progress=on_progress)
+        told = on_progress and partial(_tell, on_progress, f"{i}/{len(changes)} {change}")
+        anew = driver.plan(problem, budget=budget, seed=plan.seed, on_progress=told)
         if anew.stopped == "interrupted":
             raise KeyboardInterrupt
         found.append(WhatIf(change, values[0], min(*values, anew.value)))
         if len(known) == 1:
             known.append(anew)
     return found
+
+
+def _tell(on_progress: Callable[[driver.Progress], None], change: str, now: driver.Progress) -> None:
+    on_progress(replace(now, planner=change))
 
 
 def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import threading
@@ -108,14 +109,15 @@ def test_every_op_runs_where_the_plan_has_it():
 
         return call
 
-    for script in placed._scripts:
+    for script in placed._form.scripts:
         for name, op in list(script._names.items()):
             if name[0] == "f" and name[1:].isdigit():
                 script.function.__globals__[name] = record((id(script), name), op)
     with torch.no_grad():
         placed(*args, **kwargs)
     threads = {
-        script: {thread for (owner, _), thread in seen.items() if owner == id(script)} for script in placed._scripts
+        script: {thread for (owner, _), thread in seen.items() if owner == id(script)}
+        for script in placed._form.scripts
     }
     assert all(len(names) == 1 for names in threads.values())
     assert len(set().union(*threads.values())) == 2
@@ -207,8 +209,8 @@ def test_weights_that_live_elsewhere_are_fetched_ahead():
     found = Plan(Problem(graph, logical(2)), placement, None, 1.0, 0.0, "hand", "0")
     with found.apply(module, args) as placed, torch.no_grad():
         equal(placed(*args), module(*args))
-        (script,) = placed._scripts
-        fetches = script._fetches(placed._layout.calls(0))[1]
+        (script,) = placed._form.scripts
+        fetches = script._fetches(placed._form.layout.calls(0))[1]
     early = {after: [reader for reader, _ in weights] for after, weights in fetches.items()}
     # Weight and bias of two layers at once; those of one more when a layer is through, with the next one under way.
     assert early == {-1: [-1] * 4, 1: [0] * 2, 2: [1] * 2, 3: [2] * 2}
@@ -220,7 +222,7 @@ def test_no_more_weights_are_on_their_way_than_are_prefetched():
     graph = from_torch(module, args)
     placement = np.where(graph.is_stored, 1, 0).astype(np.int32)
     with Plan(Problem(graph, logical(2)), placement, None, 1.0, 0.0, "hand", "0").apply(module, args) as placed:
-        (script,) = placed._scripts
+        (script,) = placed._form.scripts
         names, run = script._names, {"made": 0, "through": 0, "weights": 0}
         most = 0
 
@@ -240,16 +242,16 @@ def test_no_more_weights_are_on_their_way_than_are_prefetched():
             equal(placed(*args), module(*args))
         names |= kept
     assert run["weights"] == 2 * 9
-    assert most == placed._layout.prefetch == 2
+    assert most == placed._form.layout.prefetch == 2
 
 
 def test_what_all_have_read_is_let_go():
     module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
     found = plan_of(module, args, kwargs, 3, seed=2)
     with found.apply(module, args, kwargs) as placed, torch.no_grad():
-        _, run = placed._run(placed._scripts, args, kwargs)
-        assert placed._layout.crossing
-        assert all(run.slots[slot] is None for slot in placed._layout.crossing)
+        _, run = placed._run(placed._form, placed._form.scripts, args, kwargs)
+        assert placed._form.layout.crossing
+        assert all(run.slots[slot] is None for slot in placed._form.layout.crossing)
 
 
 def test_a_device_is_no_faster_for_another_that_has_no_work():
@@ -257,8 +259,22 @@ def test_a_device_is_no_faster_for_another_that_has_no_work():
     graph = from_torch(module, args).collapse_parameters().graph
     alone = Plan(Problem(graph, logical(2)), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
     with alone.apply(module, args) as placed:
-        (worker,) = placed._workers
+        (worker,) = placed._form.workers
         assert worker._threads == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def test_what_each_device_holds_is_counted():
+    """Four layers of 1,000 x 1,000 by turns on two devices; 10 x 1,000 between them."""
+    module, args = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(4))).eval(), (torch.randn(10, 1000),)
+    graph = from_torch(module, args).collapse_parameters().graph
+    where = np.arange(graph.num_ops) % 2  # the input, then the layers
+    found = Plan(Problem(graph, logical(2)), where.astype(np.int32), None, 1.0, 0.0, "hand", "0")
+    layer, between = 4 * 1001 * 1000, 4 * 10 * 1000
+    with found.apply(module, args) as placed, torch.no_grad():
+        for _ in range(2):
+            held = placed.counted(*args)
+            assert held == {"d0": 2 * layer + 2 * between, "d1": 2 * layer + 2 * between}
+    np.testing.assert_allclose(found.timeline.peak, list(held.values()))
 
 
 def test_a_clock_at_each_op_says_what_ran_where():
@@ -296,7 +312,7 @@ def test_attention_is_told_in_short_what_a_mask_says(kind):
     with plan_of(module, args, {}, 2, seed=0).apply(module, args) as placed, torch.no_grad():
         equal(placed(*args), module(*args))
         equal(placed(args[0], ~args[1] | True), module(args[0], ~args[1] | True))
-        (node,) = [node for node in placed._layout.slot if "scaled_dot_product" in str(node.target)]
+        (node,) = [node for node in placed._form.layout.slot if "scaled_dot_product" in str(node.target)]
     if kind in ("all", "before"):
         assert node.kwargs == {"attn_mask": None, "is_causal": kind == "before", "scale": 0.5}
         assert len(node.args) == 3
@@ -322,12 +338,113 @@ def test_arguments_are_brought_to_where_the_plan_has_them():
     module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
     found = plan_of(module, args, kwargs, 2, seed=0)
     with found.apply(module, args, kwargs) as placed, torch.no_grad():
-        assert [placed._layout.where[placed._layout.inputs[name]] for name in ("x", "bias")] == [
+        assert [placed._form.layout.where[placed._form.layout.inputs[name]] for name in ("x", "bias")] == [
             found.placement[found.problem.graph.op_index(name)] for name in ("x", "bias")
         ]
         there = placed.brought(args, kwargs)
         equal(there, (args, kwargs))
         equal(placed(*there[0], **there[1]), module(*args, **kwargs))
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+class Drops(nn.Module):
+    """Norms with running statistics, and dropout in two branches, of which the first takes longer to come to it."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.left = nn.Sequential(*(nn.Linear(width, width) for _ in range(6)), nn.BatchNorm1d(width), nn.Dropout())
+        self.right = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2))
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.last(nn.functional.dropout(self.left(x) + self.right(x), 0.1, self.training))
+
+
+def by_branch(module, args, device):
+    graph = from_torch(module, args).collapse_parameters().graph
+    placement = np.array([device(name) for name in graph.op_names], np.int32)
+    return Plan(Problem(graph, logical(2)), placement, None, 1.0, 0.0, "hand", "0")
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_few_steps_of_training_are_those_of_the_module(seed):
+    """Outputs, gradients, weights and running statistics, to the last bit, with the same seeds of dropout."""
+    torch.manual_seed(0)
+    module, x = Drops(), torch.randn(128, 64)
+    plain = copy.deepcopy(module)
+    found = (
+        by_branch(module, (x,), lambda name: int(name.startswith("left")))
+        if seed is None else plan_of(module, (x,), {}, 2, seed)
+    )  # fmt: skip
+    with found.apply(module, (x,), threads=1) as placed:
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (plain, module)]
+        for step in range(4):
+            results = []
+            for called, optimizer in zip((plain, placed), optimizers, strict=True):
+                torch.manual_seed(step)
+                optimizer.zero_grad()
+                results.append(called(x))
+                results[-1].square().mean().backward()
+                optimizer.step()
+            assert torch.equal(*results)
+            for one, other in zip(plain.parameters(), module.parameters(), strict=True):
+                assert torch.equal(one.grad, other.grad)
+            for one, other in zip(plain.state_dict().values(), module.state_dict().values(), strict=True):
+                assert torch.equal(one, other)
+    assert module.left[6].num_batches_tracked == 4
+
+
+def test_train_and_eval_do_what_they_do_to_the_module():
+    torch.manual_seed(0)
+    module, x = Drops().eval(), torch.randn(16, 64)
+    plain = copy.deepcopy(module)
+    with plan_of(module, (x,), {}, 2, seed=0).apply(module, (x,), threads=1) as placed:
+        assert not placed.training
+        for mode in (False, True, False, True):
+            placed.train(mode)
+            plain.train(mode)
+            found = []
+            for called in (plain, placed):
+                torch.manual_seed(7)
+                found.append(called(x))
+            assert torch.equal(*found)
+            assert torch.equal(plain.left[6].running_var, module.left[6].running_var)
+        module.right.eval()  # a part of it only
+        plain.right.eval()
+        assert torch.equal(plain.right[1](x), module.right[1](x))
+        found = []
+        for called in (plain, placed):
+            torch.manual_seed(7)
+            found.append(called(x))
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_of_a_training_step_places_the_forward_pass(seed, collapsed):
+    torch.manual_seed(0)
+    module, x = Drops(), torch.randn(32, 64)
+    plain = copy.deepcopy(module)
+    graph = from_torch(module, (x,), training="sgd")
+    graph = graph.collapse_parameters().graph if collapsed else graph
+    problem = Problem(graph, logical(2))
+    placement = np.random.default_rng(seed).integers(0, 2, problem.num_units).astype(np.int32)[problem.unit]
+    found = Plan(problem, placement, None, 1.0, 0.0, "hand", "0")
+    with found.apply(module, (x,), threads=1) as placed:
+        for called in (plain, placed):
+            torch.manual_seed(3)
+            called(x).square().mean().backward()
+        for one, other in zip(plain.parameters(), module.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+        where = {op: device for device, ops in placed.ran_on.items() for op in ops}
+    devices = found.devices
+    linear = [name for name in devices if name.endswith("addmm")]
+    assert len(linear) == 7
+    assert {name: where[name] for name in linear} == {name: devices[name] for name in linear}
+    with pytest.raises(InvalidInput, match=r"not the model of this plan: it has no module 'left"):
+        found.apply(nn.Linear(64, 3), (x,))
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
@@ -371,6 +488,55 @@ def test_a_worker_that_is_gone_is_said(monkeypatch):
     placed.close()
 
 
+@pytest.mark.parametrize("where", ["start", "run_here", "join"])
+def test_a_call_that_is_interrupted_leaves_nothing_for_the_next(monkeypatch, where):
+    from placewise import executor
+
+    module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
+    owner = executor._Job if where == "join" else executor._Worker
+    with plan_of(module, args, kwargs, 3, seed=2).apply(module, args, kwargs) as placed, torch.no_grad():
+        placed(*args, **kwargs)
+        done, calls = getattr(owner, where), []
+
+        def interrupted(self, *given):
+            calls.append(self)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return done(self, *given)
+
+        for _ in range(3):
+            calls.clear()
+            monkeypatch.setattr(owner, where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                placed(*args, **kwargs)
+            monkeypatch.setattr(owner, where, done)
+            for _ in range(2):
+                other = torch.randn(3, 16)
+                equal(placed(other, **kwargs), module(other, **kwargs))
+
+
+def test_calls_of_several_threads_take_turns():
+    module, args, kwargs = Branches(64).eval(), (torch.randn(32, 64),), {"bias": torch.randn(64)}
+    wrong = []
+    with plan_of(module, args, kwargs, 2, seed=0).apply(module, args, kwargs, threads=1) as placed:
+
+        def call():
+            with torch.no_grad():
+                for _ in range(40):
+                    x = torch.randn(32, 64)
+                    try:
+                        equal(placed(x, **kwargs), module(x, **kwargs))
+                    except BaseException as error:
+                        wrong.append(error)
+
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    assert wrong == []
+
+
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory. Tried"), MemoryError(),
               RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")],
@@ -378,7 +544,7 @@ def test_a_worker_that_is_gone_is_said(monkeypatch):
 def test_a_device_without_memory_is_said(error):
     module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
     placed = plan_of(module, args, kwargs, 2, seed=0).apply(module, args, kwargs)
-    script = placed._scripts[0]
+    script = placed._form.scripts[0]
 
     def full(*_, **__):
         raise error

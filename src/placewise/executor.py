@@ -15,8 +15,10 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,6 +37,8 @@ from placewise.ports import Port, port, torch_devices
 
 #: How often whoever waits for a worker looks whether it is still there.
 _LOOK: Final = 0.5  # seconds
+#: What a script may do besides running.
+_TIMED, _COUNTED = "timed", "counted"
 
 
 class _Aborted(Exception):
@@ -72,36 +76,51 @@ def placed(
     without = next((name for name, tensor in module.named_parameters() if tensor.is_meta), None)
     if without is not None:
         raise InvalidInput(f"the module has no values to run with: {without} is on the meta device")
-    layout = _Layout(plan, *_exported(plan, module, args, kwargs))
     try:
-        return PlacedModule(module, layout, homes, threads)
+        return PlacedModule(plan, module, homes, threads, args, kwargs or {})
     except torch.OutOfMemoryError as error:
         what = f"a device has not enough memory for its weights: {torch_export.first_line(error)}"
         raise PlacewiseError(what) from None
 
 
 def _exported(
-    plan: Plan, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    plan: Plan, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[torch.export.ExportedProgram, Mapping[str, Node], dict[str, int]]:
-    """The module as a program, the node of each of its ops, and the plan's op of each.
+    """The module as a program in the mode that it is in, the node of each of its ops, and the plan's op of each.
 
     Weights may be anywhere by now, so the program is exported with all of it on the CPU. torch lays some results out
     otherwise on the meta device, which shows as a copy more or less: a plan of a graph that was exported there is for
     the program that is exported there.
     """
-    args, kwargs = _pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), (tuple(args), dict(kwargs or {})))
+    args, kwargs = _pytree.tree_map_only(torch.Tensor, lambda value: value.cpu(), (tuple(args), dict(kwargs)))
     elsewhere = any(tensor.device.type != "cpu" for tensor in (*module.parameters(), *module.buffers()))
     forms = [_like(module, "cpu") if elsewhere else module, _like(module, "meta")]
+    name, graph = plan.problem.graph.name, plan.problem.graph
+    if (graph.phase != 0).any():
+        _check_parts(graph, module)
+        program = torch_export.export(forms[0], args, kwargs, in_its_mode=True)
+        reading = torch_export.read(program, name)
+        matched = _alike(graph, reading.graph)
+        numbered = (f"input_{number}" for number in range(len(program.graph_signature.user_inputs)))
+        inputs = zip(program.graph_signature.user_inputs, numbered, strict=True)
+        matched |= {str(mine): graph.op_index(theirs) for mine, theirs in inputs if theirs in graph.op_names}
+        return program, reading.nodes, matched
     for form in forms:
         try:
             program = torch_export.export(form, args, kwargs)
-            reading = torch_export.read(program, plan.problem.graph.name)
+            reading = torch_export.read(program, name)
             matched = _matched(plan, reading)
         except InvalidInput:
             if form is forms[-1]:
                 raise
         else:
             break
+    if any(part.training for part in module.modules()):
+        # It is the plan's model: as it is for inference, it has the plan's ops. In this mode it may have others.
+        program, evaluated = torch_export.export(form, args, kwargs, in_its_mode=True), reading.graph
+        reading = torch_export.read(program, name)
+        alike = {other: evaluated.op_names[i] for other, i in _alike(evaluated, reading.graph).items()}
+        matched = {other: matched[one] for other, one in alike.items() if one in matched}
     _without_idle_masks(program)
     return program, reading.nodes, matched
 
@@ -121,21 +140,21 @@ def _without_idle_masks(program: torch.export.ExportedProgram) -> None:
     Libraries leave such masks out, but not when they are traced; with a mask, attention takes slower kernels.
     """
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    names = ("query", "key", "value")
     nodes = list(program.graph.nodes)
-    if any(node.op == "call_function" and _writes(node) for node in nodes):
+    if any(_others_see_what_is_written(node) for node in nodes):
         return
     found: dict[Node, torch.Tensor | None] = {}
     for node in nodes:
         if node.target is not attention:
             continue
-        told = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        told = _told(node)
         mask = _constant(told["attn_mask"], found) if isinstance(told.get("attn_mask"), Node) else None
         if mask is None or mask.dtype != torch.bool:
             continue
         causal = mask.shape[-1] == mask.shape[-2] and torch.equal(mask, torch.ones_like(mask).tril())
         if causal or bool(mask.all()):
-            node.args = tuple(told.pop(name) for name in names[:3])
+            node.args = tuple(told.pop(name) for name in names)
             node.kwargs = {**told, "attn_mask": None, "is_causal": causal}
 
 
@@ -153,55 +172,103 @@ def _constant(node: Node, found: dict[Node, torch.Tensor | None]) -> torch.Tenso
     return found[node]
 
 
-class PlacedModule(nn.Module):
-    """Call it like the module. `close` ends its workers; so does the end of a `with` block, and of the object."""
+@dataclass(eq=False)
+class _Form:
+    """The module in one mode: what runs where."""
 
-    def __init__(self, module: nn.Module, layout: _Layout, homes: Sequence[torch.device], threads: int | None) -> None:
+    layout: _Layout
+    workers: list[_Worker]
+    here: int  # which of them is the thread that calls
+    scripts: list[_Script]
+    timed: list[_Script] = field(default_factory=list)
+    counted: list[_Script] = field(default_factory=list)
+    #: What gives each input of the program its value; None for an argument of the call.
+    sources: list[Callable[[], Any] | None] = field(default_factory=list)
+
+
+class PlacedModule(nn.Module):
+    """Call it like the module. `close` ends its workers; so does the end of a `with` block, and of the object.
+
+    `train` and `eval` do what they do to the module. Calls from several threads take turns.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        module: nn.Module,
+        homes: Sequence[torch.device],
+        threads: int | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
         super().__init__()
-        self.module, self._layout, self._homes = module, layout, homes
+        self.training = module.training
+        self.module, self._plan, self._homes = module, plan, homes
         on_cpu = sum(home.type == "cpu" for home in homes)  # a device is no faster for another's having no work
-        each = threads or max(1, len(os.sched_getaffinity(0)) // max(1, on_cpu))
-        self._sources = [_source(spec, module, layout, homes) for spec in layout.program.graph_signature.input_specs]
-        self._ports = {d: port(homes[d]) for d in layout.used}
-        self._scripts = [_Script(layout, d, homes, self._ports[d], timed=False) for d in layout.used]
-        self._timed: list[_Script] = []
-        on_gpu = [homes[d].type == "cuda" for d in layout.used]
-        self._workers = [
-            _Worker(layout.names[d], self._ports[d], 1 if gpu else each)
-            for d, gpu in zip(layout.used, on_gpu, strict=True)
-        ]
-        # The thread that calls does the work of a CPU, if there is one: it has threads of OpenMP already, and those of
-        # a second team would be more than there are cores, at which all of them go to sleep between ops.
-        self._here = on_gpu.index(False) if False in on_gpu else 0
+        self._threads = threads or max(1, len(os.sched_getaffinity(0)) // max(1, on_cpu))
+        self._ports: dict[int, Port] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._turn = threading.Lock()
+        self._forms: dict[tuple[bool, ...], _Form] = {}
+        self._mode: tuple[bool, ...] = ()
+        self._form = self._in_its_mode(args, kwargs)
         weakref.finalize(self, _close, self._workers)
-        #: Device to the ops that its worker runs.
-        self.ran_on = {
+
+    @property
+    def ran_on(self) -> dict[str, list[str]]:
+        """Device to the ops that its worker runs."""
+        layout = self._form.layout
+        return {
             layout.names[d]: [layout.op_of.get(layout.slot[node], node.name) for node in layout.calls(d)]
             for d in layout.used
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run once."""
-        return self._run(self._scripts, args, kwargs)[0]
+        with self._turn:
+            form = self._in_its_mode(args, kwargs)
+            return self._run(form, form.scripts, args, kwargs)[0]
 
     def timed(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Ran]]:
         """Run once with a clock at each op: what it returned, and how long which op took where."""
-        if not self._timed:
-            homes = {d: opening.device for d, opening in self._ports.items()}
-            self._timed = [_Script(self._layout, d, homes, self._ports[d], timed=True) for d in self._layout.used]
-        for script in self._timed:
-            if isinstance(script.clock, _Marks):
-                script.clock.again()
-        result, run = self._run(self._timed, args, kwargs)
-        notes = zip(self._workers, run.notes, strict=True)
+        with self._turn:
+            form = self._in_its_mode(args, kwargs)
+            form.timed = form.timed or self._scripts(form.layout, _TIMED)
+            for script in form.timed:
+                if isinstance(script.clock, _Marks):
+                    script.clock.again()
+            result, run = self._run(form, form.timed, args, kwargs)
+        notes = zip(form.workers, run.notes, strict=True)
         return result, [
-            Ran(self._layout.op_of[slot], worker.name, _seconds(began, ended), "" if on is None else str(on))
+            Ran(form.layout.op_of[slot], worker.name, _seconds(began, ended), "" if on is None else str(on))
             for worker, found in notes for slot, began, ended, on in found
         ]  # fmt: skip
 
+    def counted(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Run once: bytes of weights, and of tensors that are yet to be read, of each device at most.
+
+        Where devices share the memory of a CPU, this is what can be told of each. What ops take for themselves while
+        they run is not in it.
+        """
+        with self._turn:
+            form = self._in_its_mode(args, kwargs)
+            form.counted = form.counted or self._scripts(form.layout, _COUNTED)
+            for script in form.counted:
+                script.held.clear()
+            self._run(form, form.counted, args, kwargs)
+        found = {}
+        for d, script in zip(form.layout.used, form.counted, strict=True):
+            kept = {
+                tensor.untyped_storage().data_ptr(): float(tensor.untyped_storage().nbytes())
+                for node, source in zip(form.layout.inputs.values(), form.sources, strict=True)
+                if source is not None and form.layout.where[node] == d and isinstance(tensor := source(), torch.Tensor)
+            }
+            found[form.layout.names[d]] = sum(kept.values()) + script.held.most
+        return found
+
     def brought(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, on the devices where the plan has them."""
-        layout = self._layout
+        layout = self._form.layout
         nodes = [layout.inputs[name] for name in layout.program.graph_signature.user_inputs]
         flat, spec = _pytree.tree_flatten((args, dict(kwargs)))
         moved = [value.to(self._homes[layout.where[node]]) if isinstance(value, torch.Tensor) else value
@@ -219,34 +286,71 @@ class PlacedModule(nn.Module):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, scripts: Sequence[_Script], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, _Run]:
-        layout = self._layout
+    def _in_its_mode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Form:
+        """The module as it runs now; parts of it may be in different modes. In a new one, it is exported anew."""
+        mode = tuple(part.training for part in self.module.modules())
+        if mode != self._mode or mode not in self._forms:
+            if mode not in self._forms:
+                self._forms[mode] = self._laid_out(args, kwargs)
+            form = self._forms[mode]
+            specs = form.layout.program.graph_signature.input_specs
+            form.sources = [_source(spec, self.module, form.layout, self._homes) for spec in specs]
+            self._mode, self._form = mode, form
+        return self._form
+
+    def _laid_out(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Form:
+        layout = _Layout(self._plan, *_exported(self._plan, self.module, args, kwargs))
+        on_gpu = [self._homes[d].type == "cuda" for d in layout.used]
+        for d, gpu in zip(layout.used, on_gpu, strict=True):
+            if d not in self._workers:
+                self._ports[d] = port(self._homes[d])
+                self._workers[d] = _Worker(layout.names[d], self._ports[d], 1 if gpu else self._threads)
+        # The thread that calls does the work of a CPU, if there is one: it has threads of OpenMP already, and those of
+        # a second team would be more than there are cores, at which all of them go to sleep between ops.
+        here = on_gpu.index(False) if False in on_gpu else 0
+        return _Form(layout, [self._workers[d] for d in layout.used], here, self._scripts(layout))
+
+    def _scripts(self, layout: _Layout, extra: str = "") -> list[_Script]:
+        homes = {d: opening.device for d, opening in self._ports.items()}
+        return [_Script(layout, d, homes, self._ports[d], extra) for d in layout.used]
+
+    def _run(
+        self, form: _Form, scripts: Sequence[_Script], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, _Run]:
+        layout = form.layout
         slots: list[Any] = [None] * len(layout.slot)
-        for node, value in zip(layout.inputs.values(), self._given(args, kwargs), strict=True):
+        for node, value in zip(layout.inputs.values(), self._given(form, args, kwargs), strict=True):
             slots[layout.slot[node]] = value
-        run = _Run(slots, self._workers, layout.crossing)
+        run = _Run(slots, form.workers, layout.crossing, layout.handed_on)
         if scripts:
-            jobs = list(zip(self._workers, scripts, run.notes, strict=True))
-            worker, script, notes = jobs.pop(self._here)
-            for another, its_script, its_notes in jobs:
-                another.start(run, its_script.function, its_notes)
-            worker.run_here(run, script.function, notes)
-            for another, _, _ in jobs:
-                another.join(run)
+            jobs = list(zip(form.workers, scripts, run.notes, strict=True))
+            worker, script, notes = jobs.pop(form.here)
+            begun: list[_Job] = []
+            try:
+                for another, its, its_notes in jobs:
+                    begun.append(another.start(run, its.function, its_notes))
+                worker.run_here(run, script.function, notes)
+                for job in begun:
+                    job.join()
+            except BaseException as error:  # Ctrl-C, say: the others stop, and the next call finds nothing of this one
+                run.fail(error)
+                for job in begun:
+                    job.join()
+                raise
         if run.failure is not None:
             raise run.failure
-        return self._collected(run), run
+        return self._collected(layout, run), run
 
-    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _given(self, form: _Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """A value for each input of the program: weights, buffers, constants, and the arguments of this call."""
         flat, spec = _pytree.tree_flatten((args, dict(kwargs)))
-        if spec != self._layout.program.call_spec.in_spec:
+        if spec != form.layout.program.call_spec.in_spec:
             raise InvalidInput("the arguments are not of the form that the module was placed with")
         arguments = iter(flat)
-        return [next(arguments) if source is None else source() for source in self._sources]
+        return [next(arguments) if source is None else source() for source in form.sources]
 
-    def _collected(self, run: _Run) -> Any:
-        layout = self._layout
+    @staticmethod
+    def _collected(layout: _Layout, run: _Run) -> Any:
         wanted = set(layout.program.graph_signature.user_outputs)
         found = []
         for node in layout.results:
@@ -311,6 +415,9 @@ class _Layout:
         self.used = sorted({self.where[node] for node in nodes if node.op == "call_function"})
         _check_writes(nodes, self.where, self.names)
         self._ordered = _ordered(plan, nodes, op, len(self.used))
+        #: Slots of ops that draw random numbers, and what those that come next on another device wait for.
+        self.handed_on = _handed_on(self._ordered, self.where, self.slot)
+        self.drawn_before = {after: slot for slot, after in self.handed_on.items()}
         #: Slots of what one device makes and others read, and how many others.
         self.crossing = {
             self.slot[node]: len(readers) for node in self._ordered if (readers := self.readers_elsewhere(node))
@@ -346,6 +453,34 @@ def _computing(graph: Graph) -> list[int]:
     return [i for i, (kind, signature, stored) in enumerate(signatures) if signature and not stored and kind != "input"]
 
 
+def _alike(graph: Graph, other: Graph) -> dict[str, int]:
+    """The op names of a program to the ops of a graph that is of the same module in another mode, or in training.
+
+    What is of one kind in one module of the forward pass is paired one after the other. The rest goes with what it
+    reads.
+    """
+    known: dict[tuple[str, str], list[int]] = {}
+    for i in np.flatnonzero((graph.phase == 0) & ~graph.is_stored).tolist():
+        known.setdefault((graph.op_modules[i], graph.op_kinds[i]), []).append(i)
+    found: dict[str, int] = {}
+    for name, module, kind in zip(other.op_names, other.op_modules, other.op_kinds, strict=True):
+        if ops := known.get((module, kind)):
+            found[name] = ops.pop(0)
+    return found
+
+
+def _check_parts(graph: Graph, module: nn.Module) -> None:
+    """A training step has autograd's ops, which are not those of the module; but modules and parameters it shares."""
+    modules, held = dict(module.named_modules()), dict(module.named_parameters(remove_duplicate=False))
+    columns = zip(graph.op_names, graph.op_modules, graph.op_kinds, graph.resident_bytes.tolist(), strict=True)
+    for name, path, kind, size in columns:
+        if path not in modules:
+            raise InvalidInput(f"not the model of this plan: it has no module {path!r:.80}")
+        if kind == "parameter" and (name not in held or held[name].nbytes != size):
+            found = f"{name!r:.80} of {held[name].nbytes} bytes, not {size:.0f}" if name in held else f"no {name!r:.80}"
+            raise InvalidInput(f"not the model of this plan: it has {found}")
+
+
 def _where(plan: Plan, nodes: Sequence[Node], program: Any, op: Mapping[Node, int]) -> dict[Node, int]:
     """The device of each node: that of its op, or, where it is none (a view, an item), of what it reads.
 
@@ -367,6 +502,8 @@ def _where(plan: Plan, nodes: Sequence[Node], program: Any, op: Mapping[Node, in
         if node.op in ("placeholder", "get_attr"):
             reader = next((where[user] for user in node.users if user in where), first)
             where[node] = place[op[node]] if node in op else kept.get(specs.get(node.name, ""), reader)
+            if any(node in _written(user) for user in node.users):  # a copy of it would be written to in vain
+                where[node] = reader
     return where
 
 
@@ -378,7 +515,7 @@ def _ordered(plan: Plan, nodes: Sequence[Node], op: Mapping[Node, int], devices:
     tensors, where readers must not be moved past the write.
     """
     calls = [node for node in nodes if node.op == "call_function"]
-    if (plan.order is None and devices < 2) or any(_writes(node) for node in calls):
+    if (plan.order is None and devices < 2) or any(_others_see_what_is_written(node) for node in calls):
         return calls
     graph = plan.problem.graph
     depth = np.empty(graph.num_ops, np.int64)
@@ -388,34 +525,79 @@ def _ordered(plan: Plan, nodes: Sequence[Node], op: Mapping[Node, int], devices:
     turn = np.empty(graph.num_ops, np.int64)
     turn[order] = np.arange(graph.num_ops)
     key: dict[Node, int] = {}
+    drawn = -1  # random numbers are drawn in the order of the program, as without a plan
     for node in calls:
         before = max((key[arg] for arg in node.all_input_nodes if arg in key), default=-1)
+        before = max(before, drawn) if _draws(node) else before
         key[node] = max(before, int(turn[op[node]])) if node in op else before
+        drawn = key[node] if _draws(node) else drawn
     return sorted(calls, key=key.__getitem__)
 
 
-def _writes(node: Node) -> bool:
-    """Whether a call changes what it is given; `detach_` has a result and leaves its argument as it is."""
+def _told(node: Node) -> dict[str, Any]:
+    """The arguments of a call by name."""
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable and node.target is not torch.ops.aten.detach_.default
+    names = [argument.name for argument in schema.arguments] if schema else []
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _written(node: Node) -> list[Node]:
+    """The arguments that a call changes; `detach_` has a result and leaves its argument as it is."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or node.target is torch.ops.aten.detach_.default:
+        return []
+    told = _told(node)
+    found = [
+        told.get(argument.name) for argument in schema.arguments if getattr(argument.alias_info, "is_write", False)
+    ]
+    if told.get("training") or told.get("use_input_stats"):  # of norms, which say nothing of it in their schemas
+        found += [told.get("running_mean"), told.get("running_var")]
+    return [arg for arg in found if isinstance(arg, Node)]
+
+
+def _others_see_what_is_written(node: Node) -> bool:
+    """Whether order matters beyond what is read: not for a buffer that this call alone reads."""
+    changed = _written(node)
+    shared = any(arg.op != "placeholder" or len(arg.users) > 1 for arg in changed)
+    return bool(changed) and (shared or (bool(node.users) and node.target._schema.is_mutable))  # type: ignore[union-attr]
+
+
+def _draws(node: Node) -> bool:
+    """Whether a call draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    told = _told(node)
+    idle = [told.get(name, True) for name in ("train", "training", "dropout")]
+    drops = any(argument.name == "dropout_p" for argument in node.target._schema.arguments)  # type: ignore[union-attr]
+    return all(idle) and bool(not drops or told.get("dropout_p", 0.0))
+
+
+def _handed_on(ordered: Sequence[Node], where: Mapping[Node, int], slot: Mapping[Node, int]) -> dict[int, int]:
+    """Each call that draws random numbers right before one on another device, and that one.
+
+    So seeds have the results that they have without a plan: the generator is one for all.
+    """
+    drawing = [node for node in ordered if _draws(node)]
+    return {slot[a]: slot[b] for a, b in pairwise(drawing) if where[a] != where[b]}
 
 
 def _check_writes(nodes: Sequence[Node], where: Mapping[Node, int], names: Sequence[str]) -> None:
     """What shares memory with a tensor that is written to must stay on one device, else some would see old values."""
-    if not any(_writes(node) for node in nodes if node.op == "call_function"):
+    writers = [node for node in nodes if node.op == "call_function" and _written(node)]
+    if not writers:
         return
     root: dict[Node, Node] = {}
     for node in nodes:
         schema = getattr(node.target, "_schema", None)
+        told = _told(node)
         aliased = [
-            arg for declared, arg in zip(schema.arguments, node.args, strict=False)
-            if declared.alias_info is not None and isinstance(arg, Node)
+            told[declared.name] for declared in schema.arguments
+            if declared.alias_info is not None and isinstance(told.get(declared.name), Node)
         ] if schema else []  # fmt: skip
         if node.op == "call_function" and not schema:  # an item of what a call returned
             aliased = node.all_input_nodes[:1]
         root[node] = root[aliased[0]] if aliased else node
-    written = {root[node.args[0]]: node for node in nodes
-               if node.op == "call_function" and _writes(node) and isinstance(node.args[0], Node)}  # fmt: skip
+    written = {root[arg]: node for node in writers for arg in _written(node)}
     for node in nodes:
         if root[node] in written:
             writer = written[root[node]]
@@ -431,15 +613,17 @@ def _check_writes(nodes: Sequence[Node], where: Mapping[Node, int], names: Seque
 
 
 class _Script:
-    """The calls of one device as a function."""
+    """The calls of one device as a function; as `extra`, each of them is timed, or what is held is counted."""
 
-    def __init__(self, layout: _Layout, device: int, homes: Any, opening: Port, *, timed: bool) -> None:
+    def __init__(self, layout: _Layout, device: int, homes: Any, opening: Port, extra: str) -> None:
         self._slot = layout.slot
+        timed, counted = extra == _TIMED, extra == _COUNTED
+        self.held = _Held()
         self.clock: Callable[[], Any] = _Marks() if opening.device.type == "cuda" else time.perf_counter
         self._names: dict[str, Any] = {
             "give": opening.give, "begin": opening.begin, "end": opening.end, "device": opening.device,
             "mark": opening.mark, "passed": opening.passed,
-            "clock": self.clock, "on": _device_of,
+            "clock": self.clock, "on": _device_of, "hold": self.held.hold, "drop": self.held.drop,
         }  # fmt: skip
         self._layout, self._device = layout, device
         mine = layout.calls(device)
@@ -448,6 +632,7 @@ class _Script:
         marked = {reader for fetches in early.values() for reader, _ in fetches}
         lines: list[str] = [line for _, node in early.get(-1, ()) for line in self._begin(node)]
         held: set[Node] = set()
+        counts: set[Node] = set()
         for position, node in enumerate(mine):
             waits = position == 0
             for arg in node.all_input_nodes:
@@ -467,6 +652,13 @@ class _Script:
                 else:
                     waits = True
                     lines += [*self._begin(arg), f"v{i} = end(v{i})"]
+                if counted and not (arg.op != "call_function" and layout.where[arg] == device):
+                    lines.append(f"hold(v{i})")
+                    counts.add(arg)
+            before = layout.drawn_before.get(layout.slot[node])
+            if before is not None:
+                waits = True
+                lines.append(f"draws({before})")
             # What is between ops counts for the next one, but not the wait for others.
             lines += ["t = clock()"] if timed and waits else []
             i = layout.slot[node]
@@ -475,6 +667,10 @@ class _Script:
             inside = [self._text(part) for part in node.args]
             inside += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
             lines.append(f"v{i} = f{i}({', '.join(inside)})")
+            lines += [f"drawn[{i}].release()"] if i in layout.handed_on else []
+            if counted:
+                lines.append(f"hold(v{i})")
+                counts.add(node)
             if timed and i in layout.op_of:
                 lines += ["u = clock()", f"notes.append(({i}, t, u, on(v{i})))", "t = u"]
             if i in layout.crossing:
@@ -485,12 +681,15 @@ class _Script:
             # What nobody here reads any more is let go, so that memory is held no longer than the plan says.
             for arg in (*node.all_input_nodes, node):
                 if all(turn.get(user, -1) <= position for user in arg.users):
+                    if arg in counts:
+                        lines.append(f"drop(v{layout.slot[arg]})")
+                        counts.remove(arg)
                     lines.append(f"v{layout.slot[arg]} = None")
             lines += [f"m{position} = mark()"] if position in marked else []
             for reader, later in early.get(position, ()):
                 lines += [f"passed(m{reader})", *self._begin(later), *(["t = clock()"] if timed else [])]
         body = "\n    ".join(lines) or "pass"
-        exec(f"def run(slots, results, ready, take, notes):\n    {body}\n", self._names)
+        exec(f"def run(slots, results, ready, take, drawn, draws, notes):\n    {body}\n", self._names)
         self.function: Callable[..., None] = self._names["run"]
 
     def _fetches(self, mine: Sequence[Node]) -> tuple[set[Node], dict[int, list[tuple[int, Node]]]]:
@@ -536,6 +735,38 @@ class _Script:
         return name
 
 
+class _Held:
+    """Bytes of tensors, those that share memory once."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, int] = {}  # address to how many values lie there
+        self._now = self.most = 0.0
+
+    def clear(self) -> None:
+        """Before another run."""
+        self._storages.clear()
+        self._now = self.most = 0.0
+
+    def hold(self, value: Any) -> None:
+        """From now on."""
+        for storage in self._of(value):
+            count = self._storages.get(storage.data_ptr(), 0)
+            self._storages[storage.data_ptr()] = count + 1
+            self._now += 0.0 if count else storage.nbytes()
+        self.most = max(self.most, self._now)
+
+    def drop(self, value: Any) -> None:
+        """No more."""
+        for storage in self._of(value):
+            count = self._storages[storage.data_ptr()] = self._storages[storage.data_ptr()] - 1
+            self._now -= 0.0 if count else storage.nbytes()
+
+    @staticmethod
+    def _of(value: Any) -> list[Any]:
+        tensors = (value,) if isinstance(value, torch.Tensor) else value if isinstance(value, (list, tuple)) else ()
+        return [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
 class _Marks:
     """A clock for a GPU: marks in its stream. To make one takes longer than to record it, so runs use them again."""
 
@@ -569,14 +800,17 @@ def _seconds(began: Any, ended: Any) -> float:
 class _Run:
     """One call of the module."""
 
-    def __init__(self, slots: list[Any], workers: Sequence[_Worker], crossing: Mapping[int, int]) -> None:
+    def __init__(
+        self, slots: list[Any], workers: Sequence[_Worker], crossing: Mapping[int, int], handed_on: Iterable[int]
+    ) -> None:
         self.slots, self._workers = slots, workers
         self._unread = dict(crossing)  # slot to how many devices have yet to read it
         self.results: dict[str, Any] = {}
         self.notes: list[list[Any]] = [[] for _ in workers]  # of each worker
-        #: Held until what crosses is made. Plain locks are a tenth of the cost of events.
-        self.ready = {i: threading.Lock() for i in crossing}
-        for lock in self.ready.values():
+        #: Held until what crosses is made, and until random numbers are drawn. Plain locks are a tenth of the cost of
+        #: events.
+        self.ready, self.drawn = ({i: threading.Lock() for i in slots} for slots in (crossing, handed_on))
+        for lock in (*self.ready.values(), *self.drawn.values()):
             lock.acquire()
         self.with_gradients = torch.is_grad_enabled()
         self.failure: BaseException | None = None
@@ -584,16 +818,27 @@ class _Run:
     def take(self, slot: int) -> Any:
         """What another worker makes for a slot, once it is made. The last device to read it empties the slot."""
         lock = self.ready[slot]
-        while not lock.acquire(timeout=_LOOK):
-            self.check()
+        self._await(lock)
         value = self.slots[slot]
         self._unread[slot] -= 1
         if not self._unread[slot]:
             self.slots[slot] = None
         lock.release()  # for the next who reads it
+        self._go_on()
+        return value
+
+    def draws(self, slot: int) -> None:
+        """Wait until it is this op's turn to draw random numbers."""
+        self._await(self.drawn[slot])
+        self._go_on()
+
+    def _await(self, lock: threading.Lock) -> None:
+        while not lock.acquire(timeout=_LOOK):
+            self.check()
+
+    def _go_on(self) -> None:
         if self.failure is not None:
             raise _Aborted
-        return value
 
     def check(self) -> None:
         """A worker that is gone makes nothing more."""
@@ -605,10 +850,26 @@ class _Run:
         """The first failure counts. Whoever waits is let go, and stops."""
         if self.failure is None or (isinstance(self.failure, _Aborted) and not isinstance(error, _Aborted)):
             self.failure = error
-        for lock in self.ready.values():
+        for lock in (*self.ready.values(), *self.drawn.values()):
             if lock.locked():
                 with suppress(RuntimeError):  # it was made just now
                     lock.release()
+
+
+class _Job:
+    """What a worker does in one run."""
+
+    def __init__(self, run: _Run, function: Callable[..., None], notes: list[Any], worker: _Worker) -> None:
+        self.run, self.function, self.notes, self._worker = run, function, notes, worker
+        self.over = threading.Lock()  # held until it is
+        self.over.acquire()
+
+    def join(self) -> None:
+        """Until the job is done; a thread that is gone will never say so."""
+        while not self.over.acquire(timeout=_LOOK):
+            if self._worker.is_gone:
+                self.run.check()
+                return
 
 
 class _Worker:
@@ -616,8 +877,7 @@ class _Worker:
 
     def __init__(self, name: str, opening: Port, threads: int) -> None:
         self.name, self._port, self._threads = name, opening, threads
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._done = threading.Semaphore(0)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -625,21 +885,16 @@ class _Worker:
     def is_gone(self) -> bool:
         return self._thread is not None and not self._thread.is_alive()
 
-    def start(self, run: _Run, function: Callable[..., None], notes: list[Any]) -> None:
+    def start(self, run: _Run, function: Callable[..., None], notes: list[Any]) -> _Job:
         if self._closed:
             raise InvalidInput("the placed module is closed: apply the plan again")
         if self._thread is None or self.is_gone:
-            self._jobs, self._done = queue.SimpleQueue(), threading.Semaphore(0)
+            self._jobs = queue.SimpleQueue()
             self._thread = threading.Thread(target=self._serve, name=f"placewise {self.name}", daemon=True)
             self._thread.start()
-        self._jobs.put((run, function, notes))
-
-    def join(self, run: _Run) -> None:
-        """Until the job is done; a thread that is gone will never say so."""
-        while not self._done.acquire(timeout=_LOOK):
-            if self.is_gone:
-                run.check()
-                return
+        job = _Job(run, function, notes, self)
+        self._jobs.put(job)
+        return job
 
     def close(self) -> None:
         self._closed = True
@@ -663,11 +918,11 @@ class _Worker:
 
     def _serve(self) -> None:
         torch.set_num_threads(self._threads)
-        jobs, done = self._jobs, self._done
+        jobs = self._jobs
         while (job := jobs.get()) is not None:
-            self._work(*job)
-            job = None  # what the run made is not kept while this waits
-            done.release()
+            self._work(job.run, job.function, job.notes)
+            over, job = job.over, None  # what the run made is not kept while this waits
+            over.release()
 
     def _work(self, run: _Run, function: Callable[..., None], notes: list[Any]) -> None:
         home = self._port.device
@@ -676,7 +931,7 @@ class _Worker:
                 torch.set_grad_enabled(run.with_gradients),
                 torch.cuda.device(home.index if home.type == "cuda" else -1),
             ):
-                function(run.slots, run.results, run.ready, run.take, notes)
+                function(run.slots, run.results, run.ready, run.take, run.drawn, run.draws, notes)
                 self._port.finish()
         except torch.OutOfMemoryError as error:
             run.fail(PlacewiseError(f"{self.name} has not enough memory: {torch_export.first_line(error)}"))
@@ -688,6 +943,6 @@ class _Worker:
             run.fail(PlacewiseError(what) if short else error)
 
 
-def _close(workers: Sequence[_Worker]) -> None:
-    for worker in workers:
+def _close(workers: Mapping[int, _Worker]) -> None:
+    for worker in workers.values():
         worker.close()

@@ -10,7 +10,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -59,16 +59,20 @@ def from_torch(
 
 
 def export(
-    module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    module: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    in_its_mode: bool = False,
 ) -> ExportedProgram:
-    """The module as torch exports it for inference, whatever mode it is in."""
+    """The module as torch exports it for inference, whatever mode it is in, or else as it is in its mode."""
     torch = require("torch", "torch")
     require("torch.export", "torch")
     if not isinstance(module, torch.nn.Module):
         raise InvalidInput(f"module: must be a torch.nn.Module, found {module!r:.60}")
     know_caches()
     try:
-        with quiet(), torch.no_grad(), _evaluating(module), _plain_attention():
+        with quiet(), torch.no_grad(), nullcontext() if in_its_mode else _evaluating(module), _plain_attention():
             given = like(module, tuple(args), dict(kwargs or {}))
             program: ExportedProgram = torch.export.export(module, *given, strict=False)
     except PlacewiseError:

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
-from placewise import Budget
+from placewise import Budget, plan
 from placewise.driver import Outcome, compare
 from placewise.errors import InvalidInput
-from placewise.report.plots import plot, ratios_to_best
+from placewise.report.plots import _styles, plot, ratios_to_best
 from problems import problem_of
 
 pytest.importorskip("matplotlib")
@@ -40,6 +41,35 @@ def test_one_comparison_is_drawn_against_time_and_several_as_profiles(tmp_path):
     plot(compared(1.0, 2.0), tmp_path / "two.svg")
     assert {*NAMES, "lower bound", "seconds of planning"} <= texts(tmp_path / "one.svg")
     assert {*NAMES, "factor of the best value", "share of 2 problems within it"} <= texts(tmp_path / "two.svg")
+
+
+def test_what_is_off_the_picture_is_told(tmp_path):
+    """One op on a device a hundred times slower than the other."""
+    problem = problem_of([[1.0, 100.0]])
+    bad, good = (replace(plan(problem, "single"), planner=name) for name in ("bad", "good"))
+    bad = replace(bad, value=100.0, history=())
+    found = [Outcome("good", good), Outcome("bad", bad), Outcome("lost", None, "no plan")]
+    plot([found], tmp_path / "one.svg")
+    assert {"bad", "(100.0x best, off the picture)"} <= texts(tmp_path / "one.svg")
+    plot([found] * 2, tmp_path / "two.svg")
+    assert {"bad", "(on none within 2x, off the picture)", "lost", "(no plan)"} <= texts(tmp_path / "two.svg")
+
+
+def test_titles_say_what_was_planned(tmp_path):
+    found = compared(1.0, 2.0)
+    problem = found[0][0].plan.problem
+    where = f"{problem.cluster.name}, latency"
+    for name, rows, what in (("one", found[:1], problem.graph.name), ("two", found, "2 problems")):
+        plot(rows, tmp_path / f"{name}.svg")
+        assert f"{what} on {where}" in texts(tmp_path / f"{name}.svg")
+
+
+def test_curves_differ_by_more_than_colour():
+    """So do the first: each has dashes or markers that no other has, and the best is thin and above the rest."""
+    styles = _styles(12)
+    assert len({(repr(style["linestyle"]), style["marker"]) for style in styles}) == 12
+    assert [style["linewidth"] for style in styles] == sorted(style["linewidth"] for style in styles)
+    assert [style["zorder"] for style in styles] == sorted((style["zorder"] for style in styles), reverse=True)
 
 
 def test_the_same_comparison_gives_the_same_file(tmp_path):

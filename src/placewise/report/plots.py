@@ -13,14 +13,17 @@ from placewise.errors import InvalidInput
 from placewise.files import write_bytes
 from placewise.importers import require
 from placewise.plans import Plan
+from placewise.problem import Problem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS: Final = (".svg", ".png")
-#: Told apart by readers who do not see all colours (Okabe, Ito 2008); dashes tell apart those beyond.
-_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
-_DASHES: Final = ("-", "--", ":", "-.")
+#: Told apart by readers who do not see all colours (Okabe, Ito 2008), and by their markers and dashes without any.
+_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800")
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_DASHES: Final = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (9, 2)))
+_THIN, _THICK = 1.3, 2.6  # of the best, which is drawn last, and of the last: what is equal shines through
 _END: Final = 1e9  # off any picture
 _WORST: Final = 2.0  # times the best: what is beyond is off the picture, where it would dwarf the rest
 
@@ -49,7 +52,7 @@ def plot(comparisons: Sequence[Sequence[Outcome]], path: Path) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
-            figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+            figure.legend(loc="outside right upper", frameon=False, fontsize="small", handlelength=3)
         drawn = io.BytesIO()
         no_date: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
         figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150, metadata=no_date)
@@ -60,21 +63,20 @@ def _quality_over_time(axes: Axes, plans: Sequence[Plan]) -> None:
     """The value of the best plan so far, as a share of the best in the end, by the seconds that it took."""
     best = min((plan.value for plan in plans), default=1.0)
     last = max((plan.seconds for plan in plans), default=1.0)
-    for i, plan in enumerate(plans):
+    for plan, style in zip(plans, _styles(len(plans)), strict=True):
         steps = [(seconds, value / best) for seconds, _, value in plan.history]
         steps = [*steps, (max(plan.seconds, steps[-1][0] if steps else 0.0), plan.value / best)]
         seconds, values = zip(*steps, strict=True)
         ends = plan.value / best
-        name = plan.planner if ends <= _WORST else f"{plan.planner} ({ends:.1f})"
-        axes.step(seconds, values, where="post", label=name, **_style(i))
-        axes.plot(seconds[-1:], values[-1:], marker="o", markersize=4, color=_style(i)["color"])
+        name = plan.planner if ends <= _WORST else f"{plan.planner}\n({ends:.1f}x best, off the picture)"
+        axes.step(seconds, values, where="post", label=name, markevery=[-1], **style)
     if plans:
         bound = plans[0].lower_bound / best
         worst = max(plan.value / best for plan in plans if plan.value <= _WORST * best)
         axes.axhline(bound, color="0.5", linewidth=1, label="lower bound")
         axes.set_ylim(max(bound, 0.5) - 0.02, worst + 0.02)
         problem = plans[0].problem
-        axes.set_title(f"{problem.graph.name} on {problem.cluster.name}, {problem.objective}", fontsize="medium")
+        _title(axes, problem.graph.name, problem)
     axes.set_xscale("symlog", linthresh=max(last / 100, 1e-3))
     axes.set_xlim(left=0.0)
     axes.set_xlabel("seconds of planning")
@@ -84,14 +86,27 @@ def _quality_over_time(axes: Axes, plans: Sequence[Plan]) -> None:
 def _performance_profiles(axes: Axes, comparisons: Sequence[Sequence[Outcome]]) -> None:
     """For each planner, the share of the problems on which it is within a factor of the best (Dolan, Moré 2002)."""
     rows = sorted(ratios_to_best(comparisons).items(), key=lambda row: sum(min(ratio, _WORST) for ratio in row[1]))
-    for i, (name, ratios) in enumerate(rows):
+    for (name, ratios), style in zip(rows, _styles(len(rows)), strict=True):
         factors = sorted(ratio for ratio in ratios if math.isfinite(ratio))
         shares = [k / len(ratios) for k in range(len(factors) + 1)]
-        axes.step([1.0, *factors, _END], [*shares, shares[-1]], where="post", label=name, **_style(i))
+        if not factors or factors[0] > _WORST:
+            name += f"\n(on none within {_WORST:g}x, off the picture)" if factors else "\n(no plan)"
+        axes.step([1.0, *factors, _END], [*shares, shares[-1]], where="post", label=name, **style)
+    planned = [outcome.plan.problem for outcomes in comparisons for outcome in outcomes[:1] if outcome.plan]
+    if planned:
+        _title(axes, f"{len(comparisons)} problems", *planned)
     axes.set_xlim(1.0, _WORST)
     axes.set_ylim(0.0, 1.02)
     axes.set_xlabel("factor of the best value")
     axes.set_ylabel(f"share of {len(comparisons)} problems within it")
+
+
+def _title(axes: Axes, what: str, *problems: Problem) -> None:
+    """What was planned, on which box, and for what; of many boxes only how many."""
+    boxes = list(dict.fromkeys(problem.cluster.name for problem in problems))
+    goals = list(dict.fromkeys(problem.objective for problem in problems))
+    box = boxes[0] if len(boxes) == 1 else f"{len(boxes)} boxes"
+    axes.set_title(f"{what} on {box}, {' and '.join(goals)}", fontsize="medium")
 
 
 def ratios_to_best(comparisons: Sequence[Sequence[Outcome]]) -> dict[str, list[float]]:
@@ -106,5 +121,16 @@ def ratios_to_best(comparisons: Sequence[Sequence[Outcome]]) -> dict[str, list[f
     return found
 
 
-def _style(i: int) -> dict[str, Any]:
-    return {"color": _COLOURS[i % len(_COLOURS)], "linestyle": _DASHES[i // len(_COLOURS) % len(_DASHES)]}
+def _styles(count: int) -> list[dict[str, Any]]:
+    """Of curves from the best to the worst. The better lies above, and is thinner."""
+    return [
+        {
+            "color": _COLOURS[i % len(_COLOURS)],
+            "linestyle": _DASHES[i % len(_DASHES)],
+            "marker": _MARKERS[i % len(_MARKERS)],
+            "markersize": 4.5,
+            "linewidth": _THIN + (_THICK - _THIN) * i / max(1, count - 1),
+            "zorder": 3 - i / count,
+        }
+        for i in range(count)
+    ]

@@ -286,8 +286,60 @@ def test_a_plan_over_the_memory_is_refused():
         found.apply(model_of("dense"), devices=BOTH_ON_CPU)
 
 
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 3, 5])
+def test_a_call_that_fails_leaves_nothing_for_the_next(monkeypatch, prefetch, at):
+    model, prompt = model_of("dense"), torch.arange(1, 8)[None]
+    with torch.no_grad():
+        wanted = model(prompt).logits
+    found = by_hand(problem_of("dense", share=9.0, prefetch=prefetch), lambda m: (0, 1 if "layers" in m else 0))
+    with found.apply(model, devices=BOTH_ON_CPU) as placed, torch.no_grad():
+        for error in (RuntimeError("boom"), KeyboardInterrupt(), None):
+            if error is None:
+                with pytest.raises(IndexError):
+                    placed(torch.full((1, 4), 9999))  # there is no such token
+            else:
+                with monkeypatch.context() as patch:
+                    patch.setattr(model.model.layers[at].mlp.down_proj, "forward", raiser(error))
+                    with pytest.raises(type(error)):
+                        placed.timed(lambda: placed(prompt))
+            for _ in range(2):
+                assert torch.equal(placed(prompt).logits, wanted)
+            assert len(placed.timed(lambda: placed(prompt))) == len(placed._parts)
+
+
+def raiser(error):
+    def forward(*_, **__):
+        raise error
+
+    return forward
+
+
+def test_a_call_without_memory_is_said(monkeypatch):
+    model, prompt = model_of("dense"), torch.arange(1, 8)[None]
+    found = by_hand(problem_of("dense", share=9.0), lambda m: (0, 1 if "layers" in m else 0))
+    with found.apply(model, devices=BOTH_ON_CPU) as placed, torch.no_grad():
+        monkeypatch.setattr(model.model.layers[2].mlp, "forward", raiser(torch.OutOfMemoryError("CUDA out of memory")))
+        with pytest.raises(PlacewiseError, match="not enough memory for this call: CUDA out of memory"):
+            placed(prompt)
+
+
+def test_weights_get_gradients_again_when_it_is_over():
+    model = model_of("dense")
+    model.model.norm.weight.requires_grad_(False)
+    with by_hand(problem_of("dense", share=9.0), lambda m: (0, 1 if "layers" in m else 0)).apply(
+        model, devices=BOTH_ON_CPU
+    ):
+        assert not any(weight.requires_grad for weight in model.parameters())
+    assert [name for name, weight in model.named_parameters() if not weight.requires_grad] == ["model.norm.weight"]
+    model(torch.arange(4)[None]).logits.square().mean().backward()
+
+
 def test_other_models_and_plans_are_refused():
     found = by_hand(problem_of("dense", share=9.0), lambda module: (0, 0))
+    with pytest.raises(InvalidInput, match=r"the plan has no module 'model\.layers\.6'"):
+        found.apply(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 8})),
+                    devices=BOTH_ON_CPU)  # fmt: skip
     with pytest.raises(InvalidInput, match=r"it has no module 'model\.layers\.5"):
         found.apply(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 5})),
                     devices=BOTH_ON_CPU)  # fmt: skip

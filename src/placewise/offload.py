@@ -21,6 +21,7 @@ from torch import nn
 from placewise.costs import LABELS, Costs
 from placewise.engines.torch_offload import AFTER, WEIGHTS, modes
 from placewise.errors import InvalidInput, PlacewiseError
+from placewise.importers.torch_export import first_line
 from placewise.machine import keep_memory
 from placewise.plans import Plan
 from placewise.ports import event, stream, torch_devices
@@ -75,6 +76,7 @@ class Offload:
             keep_memory()
         self._rings: dict[int, _Ring] = {}
         self._hooks: list[Any] = []
+        self._with_gradients = [weight for weight in module.parameters() if weight.requires_grad]
         self._clock: list[Took] | None = None
         self._marks: list[Any] = []  # events for the clock, to be used again
         self.held = self._held()  # bytes of weights and buffers by device, counted
@@ -83,11 +85,14 @@ class Offload:
             self._place()
         except (torch.OutOfMemoryError, MemoryError) as error:
             self.close()
-            raise PlacewiseError(f"a device has not enough memory for the plan: {error}"[:300]) from None
+            raise PlacewiseError(f"a device has not enough memory for the plan: {first_line(error)}") from None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise PlacewiseError(f"a device has not enough memory for this call: {first_line(error)}") from None
 
     def __enter__(self) -> Offload:
         return self
@@ -108,10 +113,14 @@ class Offload:
                 part.source, part.number = None, -1
         self._rings = {}
         self.module.to("cpu")
+        for weight in self._with_gradients:
+            weight.requires_grad_(True)
 
     def timed(self, call: Callable[[], Any]) -> list[Took]:
         """How long each part took in a call of the model: without the wait for others, and without its inner part."""
         self._clock, taken = [], self._clock
+        for part in self._parts:
+            part.notes.clear()  # of a call that failed
         try:
             call()
             for home in {home for home in self._homes if home.type == "cuda"}:
@@ -226,6 +235,8 @@ class Offload:
     def _enter_model(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next((t for t in _tensors((args, kwargs))), None)
         self._asked_on = None if given is None else given.device
+        for ring in self._rings.values():
+            ring.restart()  # the call before may have failed half way
 
     def _leave_model(self, _: nn.Module, __: Any, ___: Any, result: Any) -> Any:
         return result if self._asked_on is None else _moved(result, self._asked_on)
@@ -267,6 +278,15 @@ class _Ring:
         """Fetch what comes first."""
         for number in range(len(self._parts)):
             self._copier.done(number)  # what used this memory before
+        self.restart()
+
+    def restart(self) -> None:
+        """From the first part on, whatever became of the run before."""
+        for number in range(len(self._parts)):
+            if self._busy[number]:
+                self._copier.done(number)
+            self._busy[number] = self._wanted[number] = False
+        self._next = 0
         self._ahead()
 
     def acquire(self, part: _Part) -> None:
@@ -395,6 +415,13 @@ def _parts(plan: Plan, module: nn.Module) -> list[_Part]:
     missing = next((path for path in found if path not in modules), None)
     if missing is not None:
         raise InvalidInput(f"not the model of this plan: it has no module {missing!r:.80}")
+    lists = dict.fromkeys(path.rpartition(".")[0] for path in found if path.rpartition(".")[2].isdigit())
+    layers = (
+        f"{holder}.{child}".removeprefix(".") for holder in lists for child, _ in modules[holder].named_children()
+    )
+    more = next((path for path in layers if path not in found), None)
+    if more is not None:
+        raise InvalidInput(f"not the model of this plan: the plan has no module {more!r:.80}")
     empty = next((name for name, weight in module.named_parameters() if weight.is_meta), None)
     if empty is not None:
         raise InvalidInput(f"the model has no values to run with: {empty} is on the meta device")

@@ -297,6 +297,7 @@ def box_names(view):
 
 def lane_middle(view, row):
     """Where to point to: the lanes of devices come first, 36 pixels each."""
+    view.locator("#timeline canvas").scroll_into_view_if_needed()
     area = view.locator("#timeline canvas").bounding_box()
     return area["x"], area["y"] + 30 + 36 * row + 16, area["width"]
 
@@ -638,7 +639,7 @@ def test_plans_are_compared(opened, both):
     assert "3.8% less than new; 5 of 13 ops moved" in time.inner_text()
     modules = view.locator("#compare .table").nth(1)
     row = modules.locator("tbody tr", has_text="layers.0").inner_text().split("\t")
-    assert [cell.strip() for cell in row] == ["layers.0", "2", "slow", "fast", "4.00 ms", "2.00 ms"]
+    assert [" ".join(cell.split()) for cell in row] == ["layers.0", "2", "slow → fast 2", "4.00 ms", "2.00 ms"]
     moved = view.locator("#compare .table").nth(2)
     assert moved.locator("tbody tr").count() == 5
     row = moved.locator("tbody tr", has_text="layers.1.add").inner_text().split("\t")
@@ -805,7 +806,7 @@ def test_busy_shares_of_a_pipeline_are_of_the_time_per_sample(opened):
     found = planned(replace(layers(), objective="throughput"), [0] * 5 + [1] * 8)
     rows = opened(found).locator("#devices tbody tr").all_inner_texts()
     shares = {row.split()[0]: next(cell for cell in row.split() if cell.endswith("%")) for row in rows}
-    assert shares == {"fast": "31%", "slow": "100%", "idle": "0%", "fast->slow": "25%"}
+    assert shares == {"fast": "31%", "slow": "100%", "idle": "0%", "fast→slow": "25%"}
     told = [line for line in device_table(found.timeline).splitlines() if "ms" in line]
     assert [line.split("|")[4].strip() for line in told] == ["31%", "100%"]
 

@@ -1,7 +1,7 @@
 // Several plans: what each is worth, and which ops are elsewhere.
 
 import type { Plan } from "./data";
-import { button, h, section } from "./dom";
+import { button, h, link, section } from "./dom";
 import { bytes, count, counted, percent, seconds, share } from "./format";
 import type { GraphView } from "./graph";
 import type { State } from "./state";
@@ -28,6 +28,9 @@ export function chooser(state: State): HTMLElement {
 }
 
 const MODULES = 24; // rows
+const MOST = 0.8; // of the ops that moved: a module that has as many says nothing, and is unfolded
+const UNFOLDED = 64; // rows
+const WAYS = 3; // from device to device, that a row tells
 
 export function compare(state: State, view: GraphView): HTMLElement {
   const rows = h("div");
@@ -49,7 +52,7 @@ export function compare(state: State, view: GraphView): HTMLElement {
     rows.replaceChildren(
       ranked ? "" : h("p", { class: "about" }, `Not ranked: the plans differ in ${state.differ.join(" and ")}, so their times are not of the same thing.`),
       table("Plans", [
-        { name: "Plan", text: true, value: (p) => p.title, show: (p) => (p === plan ? h("b", {}, p.title) : button(p.title, `Show ${p.title}`, () => state.show(plans.indexOf(p), state.shown), { class: "link" })) },
+        { name: "Plan", text: true, value: (p) => p.title, show: (p) => (p === plan ? h("b", {}, p.title) : link(p.title, `Show ${p.title}`, () => state.show(plans.indexOf(p), state.shown))) },
         { name: "Time", least: true, value: (p) => p.value, show: (p) => seconds(p.value) },
         ...state.differ.map((what) => ({ name: what[0].toUpperCase() + what.slice(1), text: true, value: about[what] })),
         ...(ranked ? [{ name: "Against shown", least: true, value: (p: Row) => p.value / base, show: (p: Row) => (p === plan ? "–" : `${p.value >= base ? "+" : "−"}${seconds(Math.abs(p.value - base))} (${p.value >= base ? "+" : "−"}${share(Math.abs(p.value / base - 1))})`) }] : []),
@@ -66,21 +69,21 @@ export function compare(state: State, view: GraphView): HTMLElement {
     const items = [...moved.keys()].filter((item) => moved[item]);
     const where = (p: typeof plan, item: number) => p.devices[p.device[item]].name;
     const ops = items.reduce((sum, item) => sum + graph.count[item], 0);
-    const link = (text: string, go: (() => void) | null) => (go ? button(text, `Show ${text} in the graph`, go, { class: "link" }) : text);
+    const leading = (name: string, go: (() => void) | null) => (go ? link(name, `Show ${name} in the graph`, go) : name);
     moves.replaceChildren(
-      h("h3", {}, items.length ? `${count(ops)} of ${count(graph.ops)} ops moved` : "No op moved"),
+      h("h3", {}, items.length ? `${count(ops)} of ${count(graph.ops)} ops moved: by module` : "No op moved"),
       ...(items.length
         ? [
             table("Modules with ops that moved", [
-              { name: "Module", text: true, value: (m) => m.name, show: (m) => link(m.name, view.unfold(m.name)) },
+              { name: "Module", text: true, value: (m) => m.name, show: (m) => leading(m.name, view.unfold(m.name)) },
               { name: "Ops", value: (m) => m.ops, show: (m) => count(m.ops) },
-              { name: "From", text: true, value: (m) => [...m.from].join(" "), show: (m) => h("span", { class: "devices" }, ...[...m.from].map(chip)) },
-              { name: "To", text: true, value: (m) => [...m.to].join(" "), show: (m) => h("span", { class: "devices" }, ...[...m.to].map(chip)) },
+              { name: "From → to", text: true, value: (m) => m.ways.map(({ from, to }) => `${from}→${to}`).join(" "), show: ways },
               { name: `Time, ${other.title}`, value: (m) => m.before, show: (m) => seconds(m.before) },
               { name: `Time, ${plan.title}`, value: (m) => m.after, show: (m) => seconds(m.after) },
             ], byModule(state, other, items), 1, 6),
+            h("h3", {}, "Op by op"),
             table("Ops that moved", [
-              { name: "Op", text: true, value: (item) => graph.names[item], show: (item) => link(graph.names[item], () => view.reveal(item)) },
+              { name: "Op", text: true, value: (item) => graph.names[item], show: (item) => leading(graph.names[item], () => view.reveal(item)) },
               { name: "Module", text: true, value: (item) => modulePath(graph.paths, graph.parent, graph.node[item]) },
               { name: other.title, text: true, value: (item) => where(other, item), show: (item) => chip(where(other, item)) },
               { name: plan.title, text: true, value: (item) => where(plan, item), show: (item) => chip(where(plan, item)) },
@@ -107,31 +110,66 @@ function spare(plan: Plan): number | null {
 interface Moves {
   name: string;
   ops: number;
-  from: Set<string>;
-  to: Set<string>;
+  ways: { from: string; to: string; ops: number }[]; // the most first
   before: number;
   after: number;
 }
 
-/** Ops that moved, as deep into the tree of modules as some rows allow. */
+function ways({ ways }: Moves): HTMLElement {
+  const rest = ways.slice(WAYS);
+  return h(
+    "span", { class: "devices" },
+    ...ways.slice(0, WAYS).map(({ from, to, ops }) => h("span", { class: "way" }, chip(from), "→", chip(to), count(ops))),
+    rest.length ? h("span", { title: rest.map(({ from, to, ops }) => `${from} → ${to}: ${count(ops)}`).join(", ") }, `${counted(rest.length, "other")}`) : null,
+  );
+}
+
+/** Ops that moved, as deep into the tree of modules as some rows allow: the largest module is unfolded first. */
 function byModule({ plan, graph }: State, other: Plan, items: number[]): Moves[] {
-  const paths = items.map((item) => modulePath(graph.paths, graph.parent, graph.node[item]).split("."));
-  const at = (depth: number) => paths.map((path) => path.slice(0, depth).join(".") || "(no module)");
-  let names = at(1);
-  for (let depth = 2; depth <= Math.max(...paths.map((path) => path.length)); depth++) {
-    const deeper = at(depth);
-    if (new Set(deeper).size > MODULES) break;
-    names = deeper;
+  const path = (item: number) => modulePath(graph.paths, graph.parent, graph.node[item]).split(".");
+  const total = items.reduce((sum, item) => sum + graph.count[item], 0);
+  const grouped = (some: number[], depth: number): Group[] => {
+    const groups = new Map<string, Group>();
+    for (const item of some) {
+      const name = path(item).slice(0, depth).join(".") || "(no module)";
+      const group = groups.get(name) ?? { name, depth, items: [], ops: 0 };
+      groups.set(name, group);
+      group.items.push(item);
+      group.ops += graph.count[item];
+    }
+    return [...groups.values()];
+  };
+  let groups = grouped(items, 1);
+  for (let unfolded = true; unfolded; ) {
+    unfolded = false;
+    for (const group of [...groups].sort((a, b) => b.ops - a.ops)) {
+      const inside = (group.inside ??= grouped(group.items, group.depth + 1));
+      if (inside.length === 1 && inside[0].name === group.name) continue;
+      if (groups.length - 1 + inside.length > (group.ops > MOST * total ? UNFOLDED : MODULES)) continue;
+      groups = groups.flatMap((one) => (one === group ? inside : [one]));
+      unfolded = true;
+      break;
+    }
   }
-  const rows = new Map<string, Moves>();
-  items.forEach((item, i) => {
-    const row = rows.get(names[i]) ?? { name: names[i], ops: 0, from: new Set(), to: new Set(), before: 0, after: 0 };
-    rows.set(names[i], row);
-    row.ops += graph.count[item];
-    row.before += other.time[item];
-    row.after += plan.time[item];
-    row.from.add(other.devices[other.device[item]].name);
-    row.to.add(plan.devices[plan.device[item]].name);
+  return groups.map(({ name, ops, items }) => {
+    const ways = new Map<string, Moves["ways"][number]>();
+    const row = { name, ops, before: 0, after: 0 };
+    for (const item of items) {
+      row.before += other.time[item];
+      row.after += plan.time[item];
+      const [from, to] = [other.devices[other.device[item]].name, plan.devices[plan.device[item]].name];
+      const way = ways.get(`${from}\n${to}`) ?? { from, to, ops: 0 };
+      ways.set(`${from}\n${to}`, way);
+      way.ops += graph.count[item];
+    }
+    return { ...row, ways: [...ways.values()].sort((a, b) => b.ops - a.ops) };
   });
-  return [...rows.values()];
+}
+
+interface Group {
+  name: string;
+  depth: number;
+  items: number[];
+  ops: number;
+  inside?: Group[];
 }

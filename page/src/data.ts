@@ -153,7 +153,15 @@ export async function read(base64: string): Promise<Page> {
   const buffer = await new Response(unpacked).arrayBuffer();
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  return withArrays(header, buffer, 8 + length) as Page;
+  const page = withArrays(header, buffer, 8 + length) as Page;
+  for (const plan of page.plans) {
+    const devices = new Set(plan.devices.map(({ name }) => name));
+    const arrow = (name: string) => (devices.has(name) ? name : name.replaceAll("->", "→")); // of channels
+    for (const channel of plan.channels) channel.name = arrow(channel.name);
+    for (const load of plan.loads) load.where = arrow(load.where);
+    plan.verdict = arrow(plan.verdict);
+  }
+  return page;
 }
 
 const LONGEST = 160; // characters: no one reads a name that fills the screen

@@ -29,6 +29,16 @@ export function button(text: string, label: string, onclick: () => void, props: 
   return h("button", { type: "button", "aria-label": label, title: label, onclick, ...props }, text);
 }
 
+/** Text that may break after the dots of names, but not within numbers. */
+export function broken(text: string): Child[] {
+  return text.split(/(?<=[^\d\s]\.)(?=\S)|(?<=\d\.)(?=[^\d\s])/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
+}
+
+/** A name that leads somewhere. */
+export function link(name: string | Node, label: string, onclick: () => void): HTMLElement {
+  return h("button", { type: "button", "aria-label": label, title: label, onclick, class: "link" }, ...(typeof name === "string" ? broken(name) : [name]));
+}
+
 /** A swatch and what it stands for, which stay together. */
 export function key(text: string, props: Props): HTMLElement {
   return h("span", { class: "entry" }, h("span", { ...props, class: `key ${props.class ?? ""}` }), text);

@@ -16,8 +16,8 @@ const AT_MOST = 400;
 const ROOM = 600; // pixels down the page
 const LEAST = 0.75; // that the graph shrinks by itself, to fit into them
 const SMALLEST = 0.2;
-const ON_PAPER = 0.75;
-const ROOM_ON_PAPER = 520;
+const ON_PAPER = 1.1;
+const ROOM_ON_PAPER = 550;
 
 /** A box: a node of the tree (0 and up), or an item (-1 - item). */
 type Box = number;
@@ -178,7 +178,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     const strip = h("span", { class: "strip" }, ...inside.strip.map(([d, n]) => h("span", { style: `flex:${n};background:${background(state.plan.devices[d].name)}` })));
     const what = folded ? `${counted(inside.ops, "op")} · ${seconds(inside.time)}` : `${kindOf(box)} · ${seconds(inside.time)}`;
     const where = used.map(([name]) => name).join(" + ");
-    const short = used.length > 2 ? counted(used.length, "device") : where;
+    const short = used.length > (badge ? 1 : 2) ? counted(used.length, "device") : where;
     return h(
       "button",
       {

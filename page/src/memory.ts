@@ -4,82 +4,120 @@ import { paint } from "./colours";
 import { h, section } from "./dom";
 import { bytes, share } from "./format";
 import type { State } from "./state";
-import { AXIS, TimeCanvas } from "./timecanvas";
+import { AXIS, PAPER_TALL, TimeCanvas } from "./timecanvas";
 
 const LANE = 64;
+const LEAST = 18; // of a lane, on paper
 const GAP = 14;
 const LINE = 20; // of text above a lane, where there is no room beside it
 const FAR = 0.2;
+const LOW = 0.55; // of a lane, where what devices have is far above
 
 export function memory(state: State): HTMLElement {
-  const used = () => state.plan.devices.map((device, i) => ({ device, i })).filter(({ device }) => device.peak > 0);
-  // Limits far above all curves would press them flat: then their lines are broken, and each curve has half its lane.
+  const used = () => state.plan.devices.map((device, i) => ({ device, i, beside: heldBeside(device.name) })).filter(({ device }) => device.peak > 0);
+  // Limits far above all curves would press them flat: then their lines are broken, and all curves have one scale.
   const far = () => used().every(({ device }) => device.memory !== null && device.peak < FAR * device.memory);
+  const most = () => Math.max(...used().map(({ device, beside }) => Math.max(device.peak, beside?.peak ?? 0)));
   const above = () => (canvas.narrow ? LINE : 0);
-  const pipelined = state.plan.objective === "throughput";
+  const tall = () => (state.printing ? Math.min(LANE, Math.max(LEAST, Math.floor((PAPER_TALL - AXIS) / used().length - GAP))) : LANE);
+  const pipelined = () => state.plan.objective === "throughput";
+
+  /** The same device in the other plan. */
+  function heldBeside(name: string): { times: Float64Array; held: Float32Array; peak: number } | null {
+    const i = state.other ? state.other.devices.findIndex((device) => device.name === name) : -1;
+    if (i < 0) return null;
+    const { times, bytes } = state.other!.memory[i];
+    return { times, held: bytes, peak: bytes.reduce((a, b) => Math.max(a, b), 0) };
+  }
 
   function draw(on: TimeCanvas): void {
     const { ctx, colours, width, gutter } = on;
     const broken = far();
-    used().forEach(({ device, i }, row) => {
-      const top = AXIS + 6 + row * (above() + LANE + GAP) + above();
-      const bottom = top + LANE;
-      const most = broken ? device.peak / 0.55 : (device.memory ?? device.peak);
-      const y = (held: number) => bottom - (LANE - 6) * Math.min(1.05, most > 0 ? held / most : 0);
-      const { colour } = paint(device.name);
+    const lane = tall();
+    used().forEach(({ device, i, beside }, row) => {
+      const top = AXIS + 6 + row * (above() + lane + GAP) + above();
+      const bottom = top + lane;
+      const full = broken ? most() / LOW : (device.memory ?? most());
+      const y = (held: number) => bottom - (lane - 6) * Math.min(1.05, full > 0 ? held / full : 0);
       const limit = device.memory === null ? "" : `${share(device.peak / device.memory)} of ${bytes(device.memory)}`;
-      if (on.narrow) on.label(device.name, top - LINE / 2, true, `up to ${bytes(device.peak)}${limit && `, ${limit}`}`);
-      else [device.name, `up to ${bytes(device.peak)}`, limit].forEach((text, k) => on.label(text, top + 14 + 17 * k, k === 0));
+      const upTo = `up to ${bytes(device.peak)}`;
+      if (on.narrow) on.label(device.name, top - LINE / 2, true, `${upTo}${limit && `, ${limit}`}`);
+      else [device.name, upTo, limit].slice(0, Math.ceil(lane / 17) - 1 || 1).forEach((text, k) => on.label(text, top + Math.min(14, lane / 2) + 17 * k, k === 0));
       ctx.globalAlpha = 0.07;
       ctx.fillStyle = colours.ink;
-      ctx.fillRect(gutter, y(most), width - gutter, bottom - y(most));
+      ctx.fillRect(gutter, y(full), width - gutter, bottom - y(full));
       ctx.globalAlpha = 1;
       ctx.save();
       ctx.beginPath();
-      ctx.rect(gutter, top - 4, width - gutter, LANE + 8);
+      ctx.rect(gutter, top - 4, width - gutter, lane + 8);
       ctx.clip();
       const { times, bytes: held } = state.plan.memory[i];
-      const first = lastBefore(times, state.from);
       const line = new Path2D();
-      line.moveTo(on.x(times[first]), y(held[first]));
-      let end = on.x(state.plan.makespan);
-      for (let k = first; k < times.length && times[k] <= state.to; k++) {
-        line.lineTo(on.x(times[k]), y(held[k]));
-        line.lineTo(Math.min(k + 1 < times.length ? on.x(times[k + 1]) : end, width + 9), y(held[k]));
-      }
-      end = Math.min(Math.max(end, gutter), width + 9);
+      const [from, to] = trace(on, line, times, held, state.plan.makespan, y);
       const area = new Path2D(line);
-      area.lineTo(end, bottom);
-      area.lineTo(Math.min(on.x(times[first]), gutter), bottom);
-      ctx.fillStyle = colour;
-      ctx.globalAlpha = 0.3;
+      area.lineTo(to, bottom);
+      area.lineTo(from, bottom);
+      ctx.fillStyle = ctx.strokeStyle = paint(device.name).colour;
+      ctx.globalAlpha = 0.35;
       ctx.fill(area);
+      // Dark below: a pale colour shows on white, too.
+      ctx.strokeStyle = colours.ink;
+      ctx.lineWidth = 2.5;
+      ctx.stroke(line);
       ctx.globalAlpha = 1;
-      ctx.strokeStyle = colour;
+      ctx.strokeStyle = paint(device.name).colour;
       ctx.lineWidth = 1.5;
       ctx.stroke(line);
-      if (device.memory !== null) {
-        ctx.strokeStyle = colours.ink;
-        ctx.lineWidth = 1;
-        ctx.setLineDash(broken ? [3, 5] : []);
-        ctx.beginPath();
-        ctx.moveTo(gutter, Math.round(y(most)) - 0.5);
-        ctx.lineTo(width, Math.round(y(most)) - 0.5);
-        ctx.stroke();
+      ctx.strokeStyle = colours.ink;
+      ctx.lineWidth = 1;
+      if (beside) {
+        const other = new Path2D();
+        ctx.setLineDash([1.5, 2.5]);
+        trace(on, other, beside.times, beside.held, state.other!.makespan, y);
+        ctx.stroke(other);
         ctx.setLineDash([]);
       }
-      if (pipelined) {
-        ctx.strokeStyle = colour;
-        ctx.setLineDash([6, 4]);
-        ctx.beginPath();
-        ctx.moveTo(gutter, y(device.peak));
-        ctx.lineTo(width, y(device.peak));
-        ctx.stroke();
-        ctx.setLineDash([]);
-      }
+      if (device.memory !== null) level(on, y(full), broken ? [3, 5] : [], broken ? `has ${bytes(device.memory)}` : "", bottom, true);
+      if (pipelined()) level(on, y(device.peak), [8, 4], "pipeline full", bottom, false);
       ctx.restore();
       if (state.at !== null) pointed(on, state.at, held[lastBefore(times, state.at)], top, bottom);
     });
+  }
+
+  /** The steps of a curve, as far as they are seen; gives where they begin and end. */
+  function trace(on: TimeCanvas, line: Path2D, times: Float64Array, held: Float32Array, makespan: number, y: (held: number) => number): [number, number] {
+    const first = lastBefore(times, state.from);
+    const end = Math.min(Math.max(on.x(makespan), on.gutter), on.width + 9);
+    line.moveTo(on.x(times[first]), y(held[first]));
+    for (let k = first; k < times.length && times[k] <= state.to; k++) {
+      line.lineTo(on.x(times[k]), y(held[k]));
+      line.lineTo(k + 1 < times.length ? Math.min(on.x(times[k + 1]), on.width + 9) : end, y(held[k]));
+    }
+    return [Math.min(on.x(times[first]), on.gutter), end];
+  }
+
+  /** A line across a lane, and at its end, where there is room, what it is. */
+  function level({ ctx, colours, width, gutter }: TimeCanvas, y: number, dashes: number[], text: string, bottom: number, right: boolean): void {
+    y = Math.round(y) - 0.5;
+    ctx.lineWidth = 1;
+    ctx.strokeStyle = colours.ink;
+    ctx.setLineDash(dashes);
+    ctx.beginPath();
+    ctx.moveTo(gutter, y);
+    ctx.lineTo(width, y);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    if (!text || tall() < LANE / 2) return;
+    ctx.font = "11px system-ui, sans-serif";
+    ctx.textAlign = right ? "right" : "left";
+    ctx.strokeStyle = colours.panel;
+    ctx.lineWidth = 3;
+    const x = right ? width - 5 : gutter + 5;
+    const at = y + 16 < bottom ? y + 10 : y - 8;
+    ctx.strokeText(text, x, at);
+    ctx.fillStyle = colours.ink;
+    ctx.fillText(text, x, at);
+    ctx.font = "12px system-ui, sans-serif";
   }
 
   /** What a device holds at the time that is pointed at, here or in the timeline. */
@@ -108,7 +146,7 @@ export function memory(state: State): HTMLElement {
     return `Memory over time: ${facts.join(", ")}.`;
   }
 
-  const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (above() + LANE + GAP));
+  const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (above() + tall() + GAP));
   state.on(["at"], () => canvas.soon());
   const nothing = h("p", { class: "about" }, "No op of this plan has a size.");
   const over = h("div", { class: "over panel" }, canvas.canvas);
@@ -118,8 +156,9 @@ export function memory(state: State): HTMLElement {
     over.hidden = !nothing.hidden;
     about.textContent =
       "Bytes that each device holds, over the same time as above; " +
-      (far() ? "the broken line stands for what it has, which is far above: each curve has a scale of its own." : "the line at the top is what it has.") +
-      (pipelined ? " The curve is that of one sample; the dashed line is what counts, with the pipeline full." : "");
+      (far() ? "all of them on one scale, far below what they have." : "the line at the top is what it has.") +
+      (pipelined() ? " The curve is that of one sample; what counts is what the full pipeline holds." : "") +
+      (state.other ? ` The dotted line is that of ${state.other.title}.` : "");
   };
   state.on(["plan"], choose);
   choose();

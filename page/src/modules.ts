@@ -17,6 +17,12 @@ export function nodeOf(graph: Graph, module: string): number {
   return -1;
 }
 
+/** Without what nearly all names begin with. */
+export function shortName(graph: Graph, name: string): string {
+  const skip = preamble(graph);
+  return name.startsWith(skip) ? name.slice(skip.length) : name;
+}
+
 /** The innermost node that is around both. */
 export function around(parent: Int32Array, a: number, b: number): number {
   while (a !== b) a > b ? (a = parent[a]) : (b = parent[b]);
@@ -27,7 +33,7 @@ const MOST = 0.8; // of the items
 const known = new WeakMap<Graph, string>();
 
 /** What nearly all names of modules begin with, which tells nothing: "model." of "model.layers.9.mlp". */
-export function preamble(graph: Graph): string {
+function preamble(graph: Graph): string {
   let found = known.get(graph);
   if (found === undefined) {
     const { parent, paths, node } = graph;

@@ -2,7 +2,7 @@
 // as wide as its name.
 
 import type { Graph } from "./data";
-import { around, modulePath, preamble } from "./modules";
+import { around, modulePath, shortName } from "./modules";
 
 const LETTER = 6.6; // pixels: to measure each name would take longer than to draw it
 const PADDING = 5;
@@ -12,6 +12,8 @@ const NARROW = 8; // what is narrower is one with its neighbours
 /** Slices of one node of the tree that follow each other. */
 interface Stretch {
   node: number;
+  low: number; // the first and the last node that it ran: numbers of nodes grow along the dataflow
+  high: number;
   item: number; // -1: several
   from: number;
   to: number;
@@ -21,15 +23,11 @@ type Write = (text: string, from: number) => void;
 
 export class Names {
   private stretches: Stretch[] = [];
-  private readonly skip: string;
-
   constructor(
     private graph: Graph,
     private left: number,
     private right: number,
-  ) {
-    this.skip = preamble(graph);
-  }
+  ) {}
 
   /** A slice, from the left to the right. */
   add(item: number, from: number, to: number): void {
@@ -39,9 +37,10 @@ export class Names {
     const follows = last && from - last.to < APART;
     if (follows && ((last.to - last.from < NARROW && to - from < NARROW) || (last.node === node && last.item < 0 && to - from < NARROW))) {
       if (last.node !== node) last.node = around(this.graph.parent, last.node, node);
+      (last.low = Math.min(last.low, node)), (last.high = Math.max(last.high, node));
       last.item = -1;
       last.to = Math.max(last.to, to);
-    } else this.stretches.push({ node, item, from, to });
+    } else this.stretches.push({ node, low: node, high: node, item, from, to });
   }
 
   draw(write: Write): void {
@@ -67,7 +66,9 @@ export class Names {
     };
     if (end - first === 1) {
       const { item, node } = stretches[first];
-      if (item >= 0 && put(this.short(graph.names[item]))) return true;
+      if (item >= 0 && put(shortName(graph, graph.names[item]))) return true;
+      const numbers = node > inside ? this.numbers(node, stretches[first].low, stretches[first].high) : "";
+      if (numbers) return put(`${this.path(node)}.${numbers}`) || put(`…${numbers}`);
       // Of the modules around it, the innermost that has room.
       for (let at = node; at > inside; at = graph.parent[at]) if (put(this.path(at))) return true;
       return item >= 0 && inside === 0 && put(graph.names[item].slice(graph.names[item].lastIndexOf(".") + 1));
@@ -87,14 +88,26 @@ export class Names {
       found = this.name(i, next, node, write) || found;
       i = next;
     }
-    return found || (node > inside && put(this.path(node)));
+    if (found || node <= inside) return found;
+    const within = stretches.slice(first, end);
+    const numbers = this.numbers(node, Math.min(...within.map(({ low }) => low)), Math.max(...within.map(({ high }) => high)));
+    return numbers ? put(`${this.path(node)}.${numbers}`) || put(`…${numbers}`) : put(this.path(node));
   }
 
   private path(node: number): string {
-    return this.short(modulePath(this.graph.paths, this.graph.parent, node));
+    return shortName(this.graph, modulePath(this.graph.paths, this.graph.parent, node));
   }
 
-  private short(name: string): string {
-    return name.startsWith(this.skip) ? name.slice(this.skip.length) : name;
+  /** Modules within one that have numbers, from one to another: "0–4". Nothing where they have none. */
+  private numbers(node: number, low: number, high: number): string {
+    const { paths, parent } = this.graph;
+    const outer = modulePath(paths, parent, node);
+    const number = (inner: number) => {
+      let found = "";
+      for (let at = inner; at > node; at = parent[at]) if (paths[at]) found = paths[at];
+      return found.startsWith(`${outer}.`) ? found.slice(outer.length + 1) : "";
+    };
+    const [first, last] = [number(low), number(high)];
+    return /^\d+$/.test(first) && /^\d+$/.test(last) ? first + (first === last ? "" : `–${last}`) : "";
   }
 }

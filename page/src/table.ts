@@ -3,6 +3,8 @@
 import { button, h } from "./dom";
 import { count, counted } from "./format";
 
+const FEW_MORE = 4; // rows that need no click
+
 export interface Column<Row> {
   name: string;
   value: (row: Row) => string | number | null; // null: there is none, which comes last
@@ -40,13 +42,14 @@ export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[],
     const sign = falling ? -1 : 1;
     const order = rows.map((_, i) => i).filter((i) => texts[i].includes(wanted));
     order.sort((a, b) => Number(keys[a] === null) - Number(keys[b] === null) || sign * compared(keys[a], keys[b]) || a - b);
+    const shown = order.length <= limit + FEW_MORE ? order.length : limit;
     body.replaceChildren(
-      ...order.slice(0, limit).map((i) =>
+      ...order.slice(0, shown).map((i) =>
         h("tr", {}, ...columns.map((column) => h("td", { class: column.text ? "" : "number" }, column.show ? column.show(rows[i]) : String(column.value(rows[i]))))),
       ),
     );
-    more.hidden = order.length <= limit;
-    status.textContent = order.length > limit ? `${count(limit)} of ${count(order.length)} rows` : wanted ? counted(order.length, "row") : "";
+    more.hidden = order.length <= shown;
+    status.textContent = order.length > shown ? `${count(shown)} of ${count(order.length)} rows` : wanted ? counted(order.length, "row") : "";
   }
 
   function compared(a: string | number | null, b: string | number | null): number {

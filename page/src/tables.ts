@@ -2,7 +2,7 @@
 
 import { background } from "./colours";
 import type { Graph, Plan } from "./data";
-import { button, h, section } from "./dom";
+import { broken, h, link, section } from "./dom";
 import { bytes, count, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
@@ -75,7 +75,7 @@ function modules(state: State): HTMLElement {
   const names = (row: Module) => plan.devices.map((d) => d.name).filter((_, i) => row.devices[i] > 0);
   if (!rows.length) return h("p", { class: "about" }, "The graph names no modules.");
   return table("Modules", [
-    { name: "Module", text: true, value: (m) => m.path },
+    { name: "Module", text: true, value: (m) => m.path, show: (m) => h("span", {}, ...broken(m.path)) },
     { name: "Devices", text: true, value: (m) => names(m).join(" "), show: (m) => h("span", { class: "devices" }, ...names(m).map(chip)) },
     { name: "Ops", value: (m) => m.ops, show: (m) => count(m.ops) },
     { name: "Time", value: (m) => m.time, show: (m) => seconds(m.time) },
@@ -107,7 +107,7 @@ function ops(state: State, jump: (item: number) => void): HTMLElement {
   const { plan, graph } = state;
   const items = [...graph.names.keys()];
   return table("Ops", [
-    { name: "Op", text: true, value: (i) => graph.names[i], show: (i) => button(graph.names[i], `Show ${graph.names[i]} in the graph`, () => jump(i), { class: "link" }) },
+    { name: "Op", text: true, value: (i) => graph.names[i], show: (i) => link(graph.names[i], `Show ${graph.names[i]} in the graph`, () => jump(i)) },
     { name: "Kind", text: true, value: (i) => graph.kinds[graph.kind[i]] },
     { name: "Device", text: true, value: (i) => plan.devices[plan.device[i]].name, show: (i) => chip(plan.devices[plan.device[i]].name) },
     { name: "Module", text: true, value: (i) => modulePath(graph.paths, graph.parent, graph.node[i]) },

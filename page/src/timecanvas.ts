@@ -6,6 +6,7 @@ import { tick, ticks } from "./format";
 import type { State } from "./state";
 
 export const PAPER = 960; // pixels across a printed page, which lies on its side
+export const PAPER_TALL = 550; // and down, below a heading
 export const AXIS = 26; // pixels above the first lane
 
 export class TimeCanvas {
@@ -50,7 +51,7 @@ export class TimeCanvas {
   resize(): void {
     const wide = this.canvas.clientWidth;
     if (!wide) return;
-    const ratio = window.devicePixelRatio || 1;
+    const ratio = Math.max(window.devicePixelRatio, this.state.printing ? 2 : 1);
     this.width = wide;
     this.narrow = wide < 560;
     this.gutter = this.narrow ? 84 : 126;
@@ -79,7 +80,7 @@ export class TimeCanvas {
     ctx.clearRect(0, 0, this.width, this.height);
     ctx.font = "12px system-ui, sans-serif";
     ctx.textBaseline = "middle";
-    const wanted = (this.width - this.gutter) / 110;
+    const wanted = (this.width - this.gutter) / (this.narrow ? 60 : 90);
     ctx.strokeStyle = colours.line;
     ctx.fillStyle = colours.soft;
     ctx.lineWidth = 1;

@@ -7,7 +7,7 @@ import { bytes, count, counted, seconds } from "./format";
 import { modulePath } from "./modules";
 import { Names } from "./names";
 import { type State, boundInTime } from "./state";
-import { AXIS, TimeCanvas, shortened } from "./timecanvas";
+import { AXIS, PAPER_TALL, TimeCanvas, shortened } from "./timecanvas";
 
 const DEVICE = 36; // pixels, with the gap below
 const CHANNEL = 18;
@@ -65,7 +65,14 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     canvas.resize();
   });
 
+  /** On paper as low as a page is. */
   function arrange(): number {
+    const natural = lay(1);
+    return state.printing && natural > PAPER_TALL ? lay(PAPER_TALL / natural) : natural;
+  }
+
+  function lay(part: number): number {
+    const [deviceTall, channelTall] = [DEVICE, CHANNEL].map((tall) => Math.max(CHANNEL / 2, Math.floor(part * tall)));
     lanes = [];
     blocks = [];
     titles = [];
@@ -75,7 +82,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     for (const plan of [state.plan, state.other]) {
       if (!plan) continue;
       if (state.other) {
-        titles.push({ text: `${plan.title} · ${seconds(plan.value)}`, y: y + TITLE / 2 });
+        titles.push({ text: `${plan.title} · ${seconds(plan.value)}${plan.objective === "throughput" ? " per sample; below, one sample on its way" : ""}`, y: y + TITLE / 2 });
         y += TITLE;
       }
       const top = y - 4;
@@ -89,7 +96,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
       names.forEach((name, lane) => {
         const device = lane < plan.devices.length;
         if (!idle[lane] && (device || kept.has(lane))) {
-          const tall = device ? DEVICE : CHANNEL;
+          const tall = device ? deviceTall : channelTall;
           lanes.push({ plan, lane, name, device, y, tall: tall - 4, first: ranges[lane], last: ranges[lane + 1] });
           y += tall;
         }
@@ -138,7 +145,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     ctx.fillStyle = colours.soft;
     ctx.textAlign = "left";
     for (const { text, y } of notes) ctx.fillText(text, 2, y);
-    for (const lane of lanes) on.label(lane.device ? lane.name : lane.name.replace("->", "→"), lane.y + lane.tall / 2, lane.device);
+    for (const lane of lanes) on.label(lane.name, lane.y + lane.tall / 2, lane.device);
     ctx.save();
     ctx.beginPath();
     ctx.rect(gutter, AXIS - 4, width - gutter, height);
@@ -445,9 +452,10 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     more,
   );
   const throughput = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
+  const hands = matchMedia("(hover: none)").matches ? "pinch to zoom, tap an op twice" : "pinch or Ctrl and wheel to zoom, click an op";
   const element = section(
     "timeline", "Timeline",
-    `What each device and channel does, over time.${throughput} Drag to move, pinch or Ctrl and wheel to zoom, click an op to find it in the graph.`,
+    `What each device and channel does, over time.${throughput} Drag to move, ${hands} to find it in the graph.`,
     h("div", { class: "bar" }, tools, legend),
     h("div", { class: "over panel" }, canvas.canvas, tip),
     said,

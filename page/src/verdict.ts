@@ -1,17 +1,18 @@
 // First of all: how fast, how far from the best, how much room is left, and what stands in the way.
 
 import { background } from "./colours";
-import type { Device, Plan } from "./data";
-import { button, h, key } from "./dom";
+import type { Device, Graph, Plan } from "./data";
+import { broken, h, key, link } from "./dom";
 import { bytes, change, count, counted, percent, perSecond, seconds, share } from "./format";
 import type { GraphView } from "./graph";
+import { shortName } from "./modules";
 import { type State, unlike } from "./state";
+import { offPrediction, withinSpread } from "./verified";
 
 const METERS = 4; // devices whose memory is drawn
 const MODULES = 6; // that have a row
 const LEAST = 0.005; // of the time: modules below have no row of their own
 const LOADS = 16;
-const LONG = 34; // letters
 
 const PER: Record<string, string> = {
   latency: "for one run",
@@ -20,7 +21,7 @@ const PER: Record<string, string> = {
 
 export function verdict(state: State, unfold: Unfold): HTMLElement {
   const element = h("div", { id: "verdict" });
-  const draw = () => element.replaceChildren(cards(state), ...bars(state.plan, unfold).filter((one) => one !== null));
+  const draw = () => element.replaceChildren(cards(state), ...bars(state, unfold).filter((one) => one !== null));
   state.on(["plan"], draw);
   draw();
   return element;
@@ -45,8 +46,14 @@ function cards(state: State): HTMLElement {
     fullest
       ? card("Memory left", bytes(fullest.memory! - fullest.peak), `on ${fullest.name}, the fullest`, h("div", { class: "meters" }, ...limited.slice(0, METERS).map(meter)))
       : card("Memory left", "no limit", "No device of this box has one."),
-    h("div", { class: "card words" }, h("h3", {}, "What limits it"), h("p", {}, plan.verdict || "Nothing runs.")),
+    words(plan.verdict || "Nothing runs."),
   );
+}
+
+/** In the words of `explain`, of which the first sentence says most. */
+function words(text: string): HTMLElement {
+  const end = text.search(/\. [A-Z]/) + 1 || text.length;
+  return h("div", { class: "card words" }, h("h3", {}, "What limits it"), h("p", {}, h("b", {}, ...broken(text.slice(0, end))), ...broken(text.slice(end))));
 }
 
 /** How full a device is. */
@@ -68,8 +75,8 @@ function card(name: string, value: string, about: string, ...extra: (Node | null
 function measured({ verified: seen }: Plan): HTMLElement | null {
   if (!seen) return null;
   const verdict = seen.findings.find(({ claim }) => claim.startsWith("time"))?.verdict;
-  const off = `${change(seen.predicted, seen.placed)} than predicted`.replace("the same than", "as");
-  return h("p", { class: `gain ${verdict === undefined ? "" : verdict === "holds" ? "good" : "bad"}` }, `measured ${seconds(seen.placed)}, ${off}`);
+  const tone = verdict === undefined || withinSpread(seen) ? "" : verdict === "holds" ? "good" : "bad";
+  return h("p", { class: `gain ${tone}` }, `measured ${seconds(seen.placed)}, ${offPrediction(seen, "as")}`);
 }
 
 /** What the shown plan gains over the one beside it, and for how many ops. */
@@ -88,16 +95,16 @@ const SHADES = ["var(--ink)", "var(--channel)", "repeating-linear-gradient(45deg
 
 type Unfold = GraphView["unfold"];
 
-function bars(plan: Plan, unfold: Unfold): (HTMLElement | null)[] {
-  return plan.loads.length ? [loads(plan), pace(plan, unfold)] : [chain(plan, unfold), ends(plan)];
+function bars({ plan, graph }: State, unfold: Unfold): (HTMLElement | null)[] {
+  return plan.loads.length ? [loads(plan), pace(plan, graph, unfold)] : [chain(plan, graph, unfold), ends(plan)];
 }
 
 /** A name, a bar of parts, each as a share of the row, and a number; a click on the name of a module unfolds it. */
-function row(name: string, parts: [number, string][], number: string, more: { pace?: boolean; line?: number; unfold?: (() => void) | null } = {}): HTMLElement {
-  const text = name.length > LONG ? `…${name.slice(1 - LONG)}` : name; // the end of a name tells most
+function row(name: string, parts: [number, string][], number: string, more: { pace?: boolean; line?: number; graph?: Graph; unfold?: (() => void) | null } = {}): HTMLElement {
+  const text = h("bdi", {}, more.graph ? shortName(more.graph, name) : name);
   return h(
     "div", { class: `row${more.pace ? " pace" : ""}` },
-    h("span", { class: "name", title: name }, more.unfold ? button(text, `Show ${name} in the graph`, more.unfold, { class: "link" }) : text),
+    h("span", { class: "name", title: name }, more.unfold ? link(text, `Show ${name} in the graph`, more.unfold) : text),
     h(
       "span", { class: "parts" },
       ...parts.map(([part, fill]) => h("span", { style: `width:${100 * part}%;background:${fill}` })),
@@ -113,7 +120,7 @@ function fewest<Row>(rows: Row[], seconds: (row: Row) => number, total: number):
   return rows.length - shown.length === 1 ? [rows, []] : [shown, rows.slice(shown.length)];
 }
 
-function chain(plan: Plan, unfold: Unfold): HTMLElement | null {
+function chain(plan: Plan, graph: Graph, unfold: Unfold): HTMLElement | null {
   const kinds = Object.entries(plan.by_kind);
   const total = kinds.reduce((sum, [, value]) => sum + value, 0);
   if (!total) return null;
@@ -123,7 +130,7 @@ function chain(plan: Plan, unfold: Unfold): HTMLElement | null {
   const most = Math.max(...shown.map((one) => sum([one])), sum(rest));
   const drawn = (name: string, rows: Plan["by_module"], open: (() => void) | null) => {
     const parts = kinds.map((_, i): [number, string] => [rows.reduce((sum, one) => sum + one.seconds[i], 0) / most, SHADES[i]]);
-    return row(name, parts, `${seconds(sum(rows))} · ${share(sum(rows) / total)}`, { unfold: open });
+    return row(name, parts, `${seconds(sum(rows))} · ${share(sum(rows) / total)}`, { graph, unfold: open });
   };
   return h(
     "div", { class: "card why" },
@@ -176,7 +183,7 @@ function loads(plan: Plan): HTMLElement {
 }
 
 /** What the load that sets the pace is spent on. */
-function pace(plan: Plan, unfold: Unfold): HTMLElement | null {
+function pace(plan: Plan, graph: Graph, unfold: Unfold): HTMLElement | null {
   const modules = plan.pace_modules;
   if (modules.length < 2) return null;
   const where = plan.loads.find((load) => load.sets_pace)!.where;
@@ -184,7 +191,7 @@ function pace(plan: Plan, unfold: Unfold): HTMLElement | null {
   const sum = (rows: [string, number][]) => rows.reduce((sum, [, value]) => sum + value, 0);
   const [shown, rest] = fewest(modules, ([, value]) => value, sum(modules));
   const most = Math.max(shown[0]?.[1] ?? 0, sum(rest));
-  const drawn = (name: string, value: number, open: (() => void) | null) => row(name, [[value / most, fill]], `${seconds(value)} · ${share(value / sum(modules))}`, { unfold: open });
+  const drawn = (name: string, value: number, open: (() => void) | null) => row(name, [[value / most, fill]], `${seconds(value)} · ${share(value / sum(modules))}`, { graph, unfold: open });
   return h(
     "div", { class: "card why" },
     h("h3", {}, `What ${where} spends it on`),

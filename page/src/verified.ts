@@ -1,10 +1,23 @@
 // What a real run of the plan showed (`placewise verify`), beside what was predicted.
 
-import type { Finding } from "./data";
+import type { Finding, Verified } from "./data";
 import { h, section } from "./dom";
 import { bytes, change, counted, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
+
+/** Runs that differ among themselves by more than the prediction differs from them do not tell that it is wrong. */
+export function withinSpread({ predicted, placed, placed_spread: spread }: Verified): boolean {
+  return predicted !== placed && spread > Math.abs(placed - predicted);
+}
+
+/** How far what was measured is off; `same` leads to the prediction where it is as long. */
+export function offPrediction(seen: Verified, same: string): string {
+  const { predicted, placed, placed_spread: spread } = seen;
+  const off = change(predicted, placed);
+  const apart = withinSpread(seen) ? `, which is less than the spread of its runs, ± ${seconds(spread)}` : "";
+  return (off === "the same" ? `${same} predicted` : `${off} than predicted`) + apart;
+}
 
 export function verified(state: State): HTMLElement {
   const holder = h("div");
@@ -20,7 +33,7 @@ export function verified(state: State): HTMLElement {
       ["without a plan", seen.plain, seen.plain_spread],
     ];
     const most = Math.max(...bars.map(([, value]) => value)) || 1;
-    const off = `The measured time is ${change(seen.predicted, seen.placed)} than predicted`.replace("the same than", "the same as");
+    const off = `The measured time is ${offPrediction(seen, "the same as")}`;
     const held = `${seen.holds ? "Everything" : "Not everything"} that the plan claims held${seen.within == null ? "" : `, where the time may be ${share(seen.within)} off`}`;
     holder.replaceChildren(
       h("p", { class: "about" }, `${held}. It was run by ${seen.engine} (${seen.library}). ${off}.`),
@@ -37,10 +50,10 @@ export function verified(state: State): HTMLElement {
       ),
       table("What was tried", [
         { name: "Claim", text: true, value: (f) => f.claim },
-        { name: "Predicted", value: (f) => f.claimed, show: (f) => amount(f.claim, f.claimed) },
+        { name: "Predicted", value: (f) => f.claimed, show: (f) => (f.claim === "outputs" && f.claimed ? `≤ ${f.claimed.toExponential(1).replace(".0e", "e")}` : amount(f.claim, f.claimed)) },
         { name: "Found", value: (f) => f.found, show: (f) => amount(f.claim, f.found) },
         { name: "Verdict", text: true, value: (f) => f.verdict, show: verdict },
-      ], seen.findings, 0),
+      ], [...seen.findings].sort((a, b) => Number(isTold(a)) - Number(isTold(b))), null),
     );
   }
 
@@ -49,11 +62,17 @@ export function verified(state: State): HTMLElement {
   return element;
 }
 
-/** How long a device is busy is told, not promised: there, how far off it is. */
-function verdict({ claim, claimed, found, verdict }: Finding): HTMLElement {
-  if (!claim.startsWith("busy ")) return h("span", { class: verdict === "holds" ? "good" : "bad" }, verdict);
+/** How long a device is busy is told, not promised. */
+function isTold({ claim }: Finding): boolean {
+  return claim.startsWith("busy ");
+}
+
+/** Of what is no promise, how far off it is. */
+function verdict(finding: Finding): HTMLElement {
+  const { claimed, found, verdict } = finding;
+  if (!isTold(finding)) return h("span", { class: verdict === "holds" ? "good" : "bad" }, verdict);
   const off = claimed && found !== null ? found / claimed - 1 : null;
-  return h("span", {}, off === null ? "–" : `${off < 0 ? "-" : "+"}${share(Math.abs(off))}`);
+  return h("span", {}, off === null ? "–" : `${off < 0 ? "−" : "+"}${share(Math.abs(off))}`);
 }
 
 function amount(claim: string, value: number | null): string {

@@ -1,4 +1,4 @@
-/* sources 3415fa4728e8a4037df4fae28e5c8dbdedf7fbd9831366268470dab54c451fc0 */
+/* sources e7e012f9e64458f0be8aaf04676d9eaf5a75ef06a00a8837b785a4173b9c5f88 */
 /*! The page holds these, under their own licences.
 
 @dagrejs/dagre 3.1.3 (MIT)

@@ -30,6 +30,7 @@ import noncontiguous as parts_noncontiguous
 import slots as parts_slots
 from harness import main, progress
 from placewise import Budget, Device, Plan, Problem, full_mesh, plan, zoo
+from placewise.colocation import colocate_backward
 from placewise.costs import Costs
 from placewise.errors import NoFeasiblePlan
 from placewise.graph import GraphBuilder
@@ -144,11 +145,16 @@ def in_flight(options: argparse.Namespace) -> Iterator[Row]:
 
 def models(options: argparse.Namespace) -> Iterator[Row]:
     """All ops of large models on 8 devices, no two alike, with links of 25 GB/s; training in steps of 16 samples."""
-    for model, overlap in (("llama-3-8b", False), ("llama-3-8b", True), ("nmt-8", False), ("nmt-8-train", False)):
+    rows = (
+        ("llama-3-8b", False, False), ("llama-3-8b", True, False),
+        ("nmt-8", False, False), ("nmt-8-train", False, True), ("nmt-8-train", False, False),
+    )  # fmt: skip
+    for model, overlap, together in rows:
         if options.inputs and model not in options.inputs:
             continue
-        row = measured(_on_unequal, (model, overlap, options.seconds))
-        yield {"model": model, "copies": "overlap" if overlap else "add up"} | row
+        row = measured(_on_unequal, (model, overlap, together, options.seconds))
+        where = ("with forward" if together else "anywhere") if model.endswith("train") else "-"
+        yield {"model": model, "copies": "overlap" if overlap else "add up", "backward": where} | row
 
 
 SECTIONS: Final[dict[str, Callable[[argparse.Namespace], Iterator[Row]]]] = {
@@ -210,7 +216,7 @@ def _corrected(name: str, pipeline: str, seconds: float) -> Row:
     return asked | {key: row[key] for key in ("ms", "proved")} | {"stages": stages}
 
 
-def _on_unequal(model: str, overlap: bool, seconds: float) -> Row:
+def _on_unequal(model: str, overlap: bool, together: bool, seconds: float) -> Row:
     graph = zoo.load(model).collapse_parameters().graph
     rates = [(140, 930), (120, 930), (100, 760), (90, 760), (70, 600), (60, 450), (50, 360), (40, 320)]
     devices = [
@@ -220,7 +226,7 @@ def _on_unequal(model: str, overlap: bool, seconds: float) -> Row:
     execution = Execution(contention="none", overlap=overlap, staged=True, microbatches=16)
     cluster = full_mesh(devices, 25e9, 10e-6)
     problem = Problem(graph, cluster, objective="throughput", contiguous=True, execution=execution)
-    return _plan(problem, "ideals", seconds)[1]
+    return _plan(colocate_backward(problem) if together else problem, "ideals", seconds)[1]
 
 
 def _on_equal(gibibytes: float, settings: dict[str, Any], seconds: float) -> Row:

@@ -4,11 +4,11 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import random_problem
 
 from placewise import Costs, GraphBuilder, Problem
 from placewise.cluster import Device, full_mesh
 from placewise.colocation import colocate_backward
+from problems import random_problem
 
 
 def training_step(seconds=None, **constraints):

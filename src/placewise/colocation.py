@@ -85,7 +85,7 @@ def _attach(
     for i in order:
         if stored[i] or phase[i] == 0 or lead[unit[i]] != i:
             continue
-        # A forward op of the same module that it reads, or that alone there reads what it reads; another backward op; any
+        # A forward op of the same module that it reads, or that alone there reads what it reads; a backward op; any
         # forward input.
         own = fellow = back = other = -1
         for e in range(in_start[i], in_start[i + 1]):

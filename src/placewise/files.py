@@ -132,8 +132,8 @@ def load_problem(
 
         if place_parameters:
             raise InvalidInput(
-                f"{model}: --colocate-backward puts weights with the ops that read them, and --place-parameters (or the "
-                "engine) places them apart: leave one out"
+                f"{model}: --colocate-backward puts weights with the ops that read them, and --place-parameters (or "
+                "the engine) places them apart: leave one out"
             )
         return colocation.colocate_backward(found)
     return found

@@ -72,14 +72,14 @@ def _with_fellow_readers(problem: Problem, first: NDArray[np.int64]) -> NDArray[
 
     So a recurrent network comes layer by layer, though it runs step by step.
     """
-    sent, place = messages(problem), first.copy()
-    several = np.bincount(sent.message, minlength=len(sent.sender)) > 1
+    sent, forward, place = messages(problem), _forward(problem), first.copy()
+    several = (np.bincount(sent.message, minlength=len(sent.sender)) > 1) & forward[sent.tensor]
     earliest = np.full(len(sent.sender), problem.num_ops)
     np.minimum.at(earliest, sent.message, first[sent.reader])
     edges = np.flatnonzero(several[sent.message])
     edges = edges[np.argsort(sent.bytes[sent.message[edges]], kind="stable")]
     place[sent.reader[edges]] = earliest[sent.message[edges]]
-    stored = problem.graph.is_stored[problem.first_of_unit[sent.sender]]
+    stored = problem.per_unit(problem.graph.is_stored, np.logical_and)[sent.sender]
     place[sent.sender[stored]] = earliest[stored]
     return place
 
@@ -91,10 +91,13 @@ def late(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     sent, units = messages(problem), problem.num_units
     goes, comes, place = np.zeros(units), np.zeros(units), first.astype(np.float64)
-    stored = problem.graph.is_stored[problem.first_of_unit[sent.sender]]
-    np.add.at(goes, sent.sender, sent.bytes)
-    np.add.at(comes, sent.reader, np.where(stored, 0.0, sent.bytes)[sent.message])
+    stored = problem.graph.is_stored[problem.graph.tensor_producer[sent.tensor]]
+    within = stored & ~problem.per_unit(problem.graph.is_stored, np.logical_and)[sent.sender]  # a weight of some unit
+    counts = np.where(_forward(problem)[sent.tensor] & ~within, sent.bytes, 0.0)
+    np.add.at(goes, sent.sender, counts)
+    np.add.at(comes, sent.reader, np.where(stored, 0.0, counts)[sent.message])
     by_sender = np.argsort(sent.sender[sent.message], kind="stable")
+    by_sender = by_sender[counts[sent.message[by_sender]] > 0]
     reader = sent.reader[by_sender]
     start = np.searchsorted(sent.sender[sent.message][by_sender], np.arange(units + 1))
     for unit in np.argsort(-first).tolist():
@@ -104,9 +107,15 @@ def late(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort(np.argsort(place, kind="stable"))
 
 
+def _forward(problem: Problem) -> NDArray[np.bool_]:
+    """[T] tensors that forward ops make and what is stored: those that decide the order of the program."""
+    made: NDArray[np.bool_] = (problem.graph.phase == 0)[problem.graph.tensor_producer]
+    return made
+
+
 def _late_with_fellow_readers(problem: Problem, first: NDArray[np.int64]) -> NDArray[np.int64]:
     """[units] both: layer by layer, and what makes much after what makes little."""
-    return _with_fellow_readers(problem, late(problem, first))
+    return late(problem, _with_fellow_readers(problem, late(problem, first)))
 
 
 def _fold(problem: Problem, place: Floats, units: NDArray[np.int64]) -> None:

@@ -1,9 +1,11 @@
 """The page at a thousand, a hundred thousand and a million ops: its size, how long it takes to open, and each frame.
 
 Random graphs (about two edges per op), each op on the device of its stretch of fifty, so that there are transfers.
-*Open* is from the start of the navigation to the first drawing of everything, *frame* the time from one frame to the
-next while the timeline is zoomed in from the whole run and out again, *draw* what the page's own code takes of it, and
-*most* where it took most; in headless Chromium, which draws without a graphics card.
+*Open* is from the start of the navigation to the first drawing of everything. The frames are the times from one frame
+to the next, the median and that of 95 in 100, while the page is *scrolled* from its top to its end, the timeline is
+*zoomed* in from the whole run and out again, and *panned* along a tenth of the run; *draw* is what the page's own code
+takes of a frame while it is zoomed, and *most* where it took most. *Unfold* is from a click on a box of the graph to
+what is in it, the longest of three. All in headless Chromium, which draws without a graphics card.
 """
 
 from __future__ import annotations
@@ -23,25 +25,48 @@ from placewise.report.page import to_page
 from placewise.simulator import simulate
 
 FRAMES = 120
-MOVE = """
+MOVES = """
 async (frames) => {
   const canvas = document.querySelector("#timeline canvas");
-  canvas.scrollIntoView();
-  const { left, top, width } = canvas.getBoundingClientRect();
   const next = () => new Promise(requestAnimationFrame);
-  const between = [], drawing = [];
-  await next();
-  for (let i = 0; i < frames; i++) {
-    const zoom = i < frames / 2 ? -30 : 30;
-    const before = await next();
+  const wheel = (about) => {
+    const { left, top, width } = canvas.getBoundingClientRect();
+    const at = { clientX: left + width / 2, clientY: top + 40 };
+    canvas.dispatchEvent(new WheelEvent("wheel", { ...about, ...at, cancelable: true, bubbles: true }));
+  };
+  const zoom = (deltaY) => wheel({ deltaY, ctrlKey: true });
+  const drawing = [];
+  const timed = async (move) => {
+    const between = [];
+    for (let i = 0; i < frames; i++) {
+      const before = await next();
+      const began = performance.now();
+      move(i);
+      const after = await next();
+      between.push(after - before);
+      drawing.push(performance.now() - Math.max(began, after));
+    }
+    return between;
+  };
+  const room = document.documentElement.scrollHeight - innerHeight;
+  const scrolled = await timed((i) => scrollTo({ top: (room * (i + 1)) / frames, behavior: "instant" }));
+  canvas.scrollIntoView({ behavior: "instant" });
+  drawing.length = 0;
+  const zoomed = await timed((i) => zoom(i < frames / 2 ? -30 : 30));
+  const draws = [...drawing];
+  zoom(-576); // a tenth
+  const panned = await timed(() => wheel({ deltaX: 10 }));
+  const unfolded = [];
+  for (let i = 0; i < 3; i++) {
+    const box = document.querySelector(".box.now.folded") ?? document.querySelector(".box.folded");
+    if (!box) break;
     const began = performance.now();
-    canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: zoom, ctrlKey: true, cancelable: true, bubbles: true,
-                                                   clientX: left + width / 2, clientY: top + 40 }));
-    const after = await next();
-    between.push(after - before);
-    drawing.push(performance.now() - Math.max(began, after));
+    box.click();
+    await next();
+    await new Promise((done) => setTimeout(done));
+    unfolded.push(performance.now() - began);
   }
-  return [between, drawing];
+  return { scrolled, zoomed, panned, draws, unfolded };
 }
 """
 
@@ -63,17 +88,22 @@ def measure(options: Any) -> list[dict[str, Any]]:
             view.goto(file.as_uri())
             view.wait_for_selector("html[data-ready]", timeout=120_000)
             opened = float(view.evaluate("document.documentElement.dataset.ready"))
-            between, drawing = view.evaluate(MOVE, FRAMES)
+            seen = view.evaluate(MOVES, FRAMES)
+            frames = {
+                f"{name} ms{rest}": round(float(np.percentile(seen[key], part)), 1)
+                for name, key in (("scroll", "scrolled"), ("zoom", "zoomed"), ("pan", "panned"))
+                for rest, part in (("", 50), (", 95%", 95))
+            }
             rows.append(
                 {
                     "ops": ops,
                     "MB": round(file.stat().st_size / 1e6, 2),
                     "write CPU s": round(written, 1),
                     "open s": round(opened / 1e3, 2),
-                    "frame ms": round(float(np.median(between)), 1),
-                    "frame ms, 95%": round(float(np.percentile(between, 95)), 1),
-                    "draw ms": round(float(np.median(drawing)), 1),
-                    "most": round(float(np.max(drawing)), 1),
+                    **frames,
+                    "draw ms": round(float(np.median(seen["draws"])), 1),
+                    "most": round(float(np.max(seen["draws"])), 1),
+                    "unfold ms": round(max(seen["unfolded"])),
                 }
             )
             view.close()
@@ -95,4 +125,4 @@ def _write(ops: int, file: Path) -> float:
 
 if __name__ == "__main__":
     settings = {"ops": {"type": int, "nargs": "*", "default": [1_000, 100_000, 1_000_000], "help": "sizes"}}
-    main("The page: size, time to open, time of a frame", measure, **settings)
+    main("The page: size, time to open, time of a frame, and to unfold", measure, **settings)

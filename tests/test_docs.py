@@ -15,16 +15,17 @@ import pytest
 from pydantic import BaseModel
 
 from commands import COMMANDS, ROOT, assert_80_columns
-from placewise import _schemas, planners
+from placewise import _schemas, engines, planners
 from placewise.driver import plan as plan_of
 from placewise.files import load_cluster, load_graph, load_plan, load_problem
 
-PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in ROOT.glob("docs/*.md"))]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 100, "max_position_embeddings": 8192,
 }  # fmt: skip
-#: So that a page takes seconds: what a command is given besides, or instead.
+#: So that a page takes seconds: what a command is given besides, or instead; but a few evaluations are as many.
+FEW = 300
 SHORT = {
     "plan": ("--budget", "0.3s"), "compare": ("--budget", "0.1s"), "profile": ("--budget", "0.3s"),
     "train": ("--evaluations", "50"), "verify": ("--budget", "0.1s", "--within", "1000"),
@@ -62,6 +63,11 @@ def models(tmp_path_factory) -> Path:
     graph = onnx.helper.make_graph([node], "model", [x], [y], [weight])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10),
               folder / "model.onnx")  # fmt: skip
+    ends = [onnx.helper.make_tensor_value_info(name, 1, [8, 8]) for name in "xz"]
+    relu = onnx.helper.make_node("Relu", ["y"], ["z"], name="relu")
+    graph = onnx.helper.make_graph([node, relu], "model", ends[:1], ends[1:], [weight])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10),
+              folder / "fixed.onnx")  # fmt: skip
     openvino.save_model(openvino.convert_model(module, example_input=torch.ones(8, 8), input=[[8, 8]]),
                         folder / "model.xml")  # fmt: skip
     (folder / "config.json").write_text(json.dumps(LLAMA))
@@ -76,15 +82,18 @@ def test_the_commands_of_a_page_run(run, models, page, monkeypatch, tmp_path):
     shutil.copytree(models, ".", dirs_exist_ok=True)
     for name, text in zip(("box.yaml", "graph.json"), (*fences(page, "yaml"), *fences(page, "json")), strict=False):
         Path(name).write_text(text)
+    printed = ""
     for line in commands_of(page):
         args = shlex.split(line, comments=True)[1:]
-        result = run(*args, *SHORT.get(args[0], ()))
+        result = run(*args, *(SHORT.get(args[0], ()) if f"--evaluations {FEW} " not in line else ()))
         if "cuda:" in line and result.code == 2:
             assert "CUDA" in result.err  # there is none here
             continue
         assert result.code == 0, f"{line}: {result.err}"
+        printed += result.out
         if args[0] != "export":
             assert_80_columns(result.out)
+    assert [text for text in fences(page, "text") if text not in printed] == []
 
 
 def rows_of(table: str) -> dict[str, tuple[str, float]]:
@@ -107,6 +116,17 @@ def test_a_table_shows_what_its_command_prints(run, page):
     for name, (value, gap) in printed.items():
         assert shown[name][0] == value
         assert shown[name][1] <= gap
+
+
+def test_every_engine_has_a_page():
+    """In the table of engines, and with commands that are for it."""
+    table = (ROOT / "docs/engines.md").read_text()
+    rows = re.findall(r"^\| \[`([\w.-]+)`\]\(engines/([\w.-]+)\.md\) \|", table, re.M)
+    assert sorted(rows) == [(name, name) for name in engines.available()]
+    for name in engines.available():
+        told = [line.split() for line in commands_of(f"docs/engines/{name}.md")]
+        assert any(line[1] == "plan" and name in line for line in told)
+        assert any(line[1] == "export" and name in line for line in told)
 
 
 def test_the_python_of_the_readme_runs(monkeypatch, tmp_path):
@@ -187,6 +207,11 @@ def test_the_tables_of_the_file_formats_name_every_key():
 
 
 def test_links_in_the_documents_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_leads_to_every_page():
+    named = re.findall(r"^\| \[(docs/[\w-]+\.md)\]", (ROOT / "README.md").read_text(), re.M)
+    assert sorted(named) == sorted(f"docs/{page.name}" for page in ROOT.glob("docs/*.md"))

@@ -437,11 +437,6 @@ def test_what_crosses_is_counted_once_per_device():
     assert describe_cut(replace(made, placement=np.zeros(3, np.int32))) == "nothing crosses between devices"
 
 
-def test_every_engine_is_in_the_docs():
-    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
-    assert [name for name in engines.available() if f"| `{name}` |" not in page] == []
-
-
 def test_the_command_of_the_docs_prints_what_they_say(run):
     """The plan is made as on the page, with a budget in evaluations."""
     plan_it = "plan llama-3-8b --cluster unequal-cards --engine vllm --objective throughput --evaluations 300"

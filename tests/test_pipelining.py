@@ -234,7 +234,7 @@ def test_looking_at_a_model_leaves_it_as_it_was(models):
 
 
 def test_the_command_of_the_docs_runs(tmp_path, models):
-    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs/engines/pipelining.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^torchrun --nproc-per-node 2 (.*)$", page, re.M)
     (tmp_path / "mymodel.py").write_text(f"{MODELS}\nbuild = net_step\n")
     (tmp_path / "pipeline.py").write_text(written(placed(*models.net(), lambda layer: int(layer >= 2))))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from dataclasses import replace
 from itertools import pairwise
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from placewise import Budget, Problem, engines, plan, zoo
 from placewise.cluster import Device, full_mesh
 from placewise.engines.cut import cut, describe_cut
-from placewise.engines.pieces import pieces
+from placewise.engines.pieces import feed_forward, pieces
 from placewise.engines.ranks import ranks
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
@@ -309,16 +312,28 @@ def test_weights_that_do_not_fit_are_not_for_accelerate():
 
 def slots_of(flags, layers):
     """The device of each layer and of the output, as `load_tensors` of llama.cpp assigns them."""
-    given = shlex.split(flags)
+    given = shlex.split(flags.replace(" --no-op-offload", ""))
     values = dict(zip(given[::2], given[1::2], strict=True))
     on_gpu = int(values["-ngl"])
     shares = [float(x) for x in values.get("-ts", "1").split(",")]
     ends = np.cumsum(shares, dtype=np.float32) / np.float32(sum(shares))
     first, active = max(layers + 1 - on_gpu, 0), min(on_gpu, layers + 1)
+    order = [int(name.removeprefix("CUDA")) for name in values.get("-dev", "CUDA0,CUDA1,CUDA2").split(",")]
     return [
-        "CPU" if i < first else int(np.searchsorted(ends, np.float32(i - first) / np.float32(active), side="right"))
+        "CPU"
+        if i < first
+        else order[int(np.searchsorted(ends, np.float32(i - first) / np.float32(active), side="right"))]
         for i in range(layers + 1)
     ], values.get("-ot", "")
+
+
+def buffer_of(tensor, slots, overrides):
+    """Where llama.cpp puts a tensor: the first pattern that is found in its name decides, else its slot."""
+    for override in filter(None, overrides.split(",")):
+        pattern, _, target = override.rpartition("=")
+        if re.search(pattern, tensor):
+            return target if target == "CPU" else int(target.removeprefix("CUDA"))
+    return slots[int(tensor.split(".")[1]) if tensor.startswith("blk.") else -1]
 
 
 @pytest.mark.parametrize("last_of_first", [0, 9, 19, 30])
@@ -329,20 +344,89 @@ def test_llama_cpp_puts_layers_where_the_plan_does(last_of_first):
     assert overrides == ""
 
 
-def test_llama_cpp_keeps_the_first_layers_on_the_cpu():
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.lists(st.integers(0, 3), min_size=65, max_size=65), st.sampled_from([1, 6, 32]))
+def test_llama_cpp_puts_every_tensor_where_the_plan_does(places, runs):
+    """Whatever the plan: `runs` makes them longer, down to one device for all attention."""
+    fitted = engines.get("llama.cpp").fit(problem("llama-3-8b", box(24, 24, 24)))
+    found = pieces(fitted.graph)
+    feed = feed_forward(fitted.graph, found) != ""
+    placement = np.full(fitted.num_ops, 3, np.int32)
+    rest = [places[i * runs // 32] for i in range(32)]
+    for i, piece in enumerate(found.layers):
+        placement[(found.of_op == piece) & ~feed] = rest[i]
+        placement[(found.of_op == piece) & feed] = places[32 + i]
+    placement[found.of_op > found.layers[-1]] = places[64]
+    slots, overrides = slots_of(engines.get("llama.cpp").export(Plan(fitted, placement, None, 1.0, 0.0, "x", "0")), 32)
+    name = [0, 1, 2, "CPU"]
+    for i in range(32):
+        for part in ("attn_q", "attn_output", "attn_norm", "ffn_norm"):
+            assert buffer_of(f"blk.{i}.{part}.weight", slots, overrides) == name[rest[i]]
+        for part in ("ffn_up", "ffn_down_exps", "ffn_gate_inp"):
+            assert buffer_of(f"blk.{i}.{part}.weight", slots, overrides) == name[places[32 + i]]
+    for tensor in ("output.weight", "output_norm.weight"):
+        assert buffer_of(tensor, slots, overrides) == name[places[64]]
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "host"),
+    [("llama-3-8b", (24, 24), 64), ("llama-3-8b", (6, 4, 3), 64), ("qwen3-30b-a3b-decode", (8, 8), 96),
+     ("qwen3-30b-a3b-decode", (24,), 96), ("qwen3-30b-a3b-decode", (2, 0.5), 96)],
+)  # fmt: skip
+def test_caches_of_llama_cpp_are_where_the_plan_has_them(model, memory, host):
+    """Attention is in its slot in every plan that the fit allows: they are on the CPU first, then on each GPU."""
+    fitted = engines.get("llama.cpp").fit(problem(model, box(*memory, host=host)))
+    found = pieces(fitted.graph)
+    feed = feed_forward(fitted.graph, found) != ""
+    for method in ("auto", "local-search"):
+        made = plan(fitted, method, budget=Budget(evaluations=50))
+        assert violations(fitted, made.placement) == []
+        slots, overrides = slots_of(engines.get("llama.cpp").export(made), len(found.layers))
+        name = [*range(len(memory)), "CPU"]
+        rest = [name[made.placement[(found.of_op == piece) & ~feed][0]] for piece in found.layers]
+        assert slots[:-1] == rest
+        assert rest == sorted(rest, key=["CPU", *dict.fromkeys(d for d in rest if d != "CPU")].index)
+        assert ".=" not in overrides
+        embedding = fitted.graph.op_kinds.index("embedding")
+        assert made.placement[embedding] == len(memory)
+
+
+def test_llama_cpp_keeps_the_first_layers_on_the_cpu(capsys):
     def device(piece):
         number = piece.rpartition(".")[2]
         return 1 if (number.isdigit() and int(number) < 12) or piece == "model.embed_tokens" else 0
 
     found = by_hand("llama.cpp", "llama-3-8b", box(24), device)
-    assert engines.get("llama.cpp").export(found) == "-ngl 21\n"
+    assert engines.get("llama.cpp").export(found) == "-c 512 --no-op-offload -ngl 21\n"
+    assert "the CPU compute where weights are in its memory" in capsys.readouterr().err
 
 
-def test_llama_cpp_overrides_what_is_out_of_order():
+def test_llama_cpp_overrides_what_is_out_of_order(capsys):
     found = by_hand(
         "llama.cpp", "llama-3-8b", box(24), lambda piece: int(piece in ("model.layers.5", "model.layers.7"))
     )
-    assert engines.get("llama.cpp").export(found) == "-ngl 33 -ot 'blk\\.(5|7)\\.=CPU'\n"
+    assert engines.get("llama.cpp").export(found) == "-c 512 --no-op-offload -ngl 33 -ot 'blk\\.(5|7)\\.=CPU'\n"
+    assert "the KV caches of 2 layers stay in the slots" in capsys.readouterr().err
+
+
+def test_llama_cpp_takes_gpus_in_the_order_of_the_layers_and_by_its_own_names(capsys):
+    found = by_hand("llama.cpp", "llama-3-8b", box(24, 24), lambda piece: 1 - layer_split(19)(piece))
+    assert engines.get("llama.cpp").export(found) == "-c 512 -ngl 33 -dev CUDA1,CUDA0 -ts 20,13\n"
+    assert "are taken to be CUDA0" in capsys.readouterr().err
+    gpus = [replace(device, name=f"Vulkan{1 - i}") for i, device in enumerate(found.problem.cluster.devices[:2])]
+    cluster = full_mesh([*gpus, found.problem.cluster.devices[2]], 20e9)
+    found = by_hand("llama.cpp", "llama-3-8b", cluster, lambda piece: 1 - layer_split(19)(piece))
+    assert engines.get("llama.cpp").export(found) == "-c 512 -ngl 33 -dev Vulkan0,Vulkan1 -ts 20,13\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_the_context_of_llama_cpp_is_that_of_the_plan(capsys):
+    found = by_hand("llama.cpp", "qwen3-30b-a3b-decode", box(80), lambda piece: 0)
+    assert engines.get("llama.cpp").export(found) == "-c 513 -ngl 49\n"  # 512 in the cache, and one more
+    fitted = engines.get("torch-offload").fit(Problem(zoo.load("llama-3-8b-decode"), box(24)))
+    parts = Plan(fitted, np.zeros(fitted.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+    assert engines.get("llama.cpp").export(parts) == "-ngl 33\n"
+    assert "does not tell its context" in capsys.readouterr().err
 
 
 def test_llama_cpp_leaves_experts_in_host_memory():
@@ -356,8 +440,6 @@ def test_llama_cpp_leaves_experts_in_host_memory():
 
 def test_patterns_match_the_names_that_gguf_gives():
     """Names as in gguf 0.19.0 (constants.py, TENSOR_NAMES), or of the package itself where it is installed."""
-    import re
-
     names = ["attn_q", "attn_output", "attn_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp"]
     names += ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]
     with contextlib.suppress(ImportError):

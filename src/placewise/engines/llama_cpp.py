@@ -2,41 +2,108 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from placewise.cluster import Cluster
 from placewise.engines import engine
 from placewise.engines.pieces import Pieces, feed_forward, pieces, tied, together
 from placewise.engines.ranks import accelerator_number, check_language_model
 from placewise.engines.torch_offload import at_homes
 from placewise.errors import InvalidInput, Unsupported
+from placewise.graph import Graph
 from placewise.plans import Plan
 from placewise.problem import Problem
+
+#: What weights and caches may take of a GPU before there is too little left to work in.
+_FULL: Final = 0.9
+#: Tokens at once from which on a GPU computes with weights of the CPU, copied each time, unless it is told not to
+#: (`min_batch_size` in ggml/src/ggml-cuda/ggml-cuda.cu, `offload_op`).
+_LARGE_BATCH: Final = 32
+_FEED_FORWARD: Final = "ffn_(up|down|gate).*"
+_IDS: Final = re.compile(r"int\d+\[(\d+),(\d+)\]")
+#: A cache [batch, heads, tokens, width] and what is added to it.
+_GROWN: Final = re.compile(r"concat\(\w+\[(\d+),(\d+),(\d+),(\d+)\], .* -> \w+\[\1,\2,(\d+),\4\]$")
+_THEIR_NAMES: Final = re.compile(r"(CUDA|ROCm|MUSA|Vulkan|SYCL|CANN|OpenCL|Metal|RPC)\d*(\[.*\])?")
 
 
 def layers_and_feed_forward(problem: Problem) -> Problem:
     """Of each layer, the feed-forward part and the rest each have a device, and run where their weights are.
 
-    Ops run one after the other. The embedding stays on the CPU.
+    Ops run one after the other. The embedding stays on the CPU, unless it is the head, too. The rest of a layer has its
+    KV cache with it, and caches are where the slots are: the first on the CPU, then an interval on each GPU. Several
+    GPUs that hold the model have whole layers, as many as is best. Else feed-forward parts are anywhere, the rest on
+    GPUs, by what these hold, but for the first layers if even that is too much.
     """
-    found = pieces(problem.graph)
+    graph, cluster = problem.graph, problem.cluster
+    found = pieces(graph)
     check_layers(problem, found)
-    feed = feed_forward(problem.graph, found) != ""
-    label = np.where(feed, len(found.names) + found.of_op, tied(problem.graph, found))
-    others = (device.name for device in problem.cluster.devices if device.kind not in ("cpu", "gpu"))
-    forbidden = tuple(dict.fromkeys((*problem.forbidden, *others)))
-    execution = replace(problem.execution, concurrency="sequential")
-    return replace(together(problem, label), execution=execution, forbidden=forbidden)
+    feed, label = feed_forward(graph, found) != "", tied(graph, found)
+    usable = [d for d, device in enumerate(cluster.devices) if device.name not in problem.forbidden]
+    gpus = [d for d in usable if cluster.devices[d].kind == "gpu"]
+    gpus.sort(key=lambda d: cluster.devices[d].memory)  # the output, the largest slot, is on the last
+    hosts = [d for d in usable if cluster.devices[d].kind == "cpu"]
+    needed = float(graph.resident_bytes.sum())
+    room = [min(_FULL * cluster.devices[d].memory, needed) for d in gpus]
+    whole = len(gpus) > 1 and needed <= sum(room)
+    if not whole:
+        label = np.where(feed, len(found.names) + found.of_op, label)
+    slot = _slots(found)
+    tied_to_slot = (slot >= 0) & ~feed
+    place = np.full(problem.num_ops, -1)
+    embedding = (label >= 0) & (label == label[graph.op_kinds.index("embedding")])
+    if hosts and not tied_to_slot[embedding].any():
+        place[embedding] = hosts[0]
+    if gpus and not whole:
+        all_of, stay = (np.bincount(slot[ops], graph.resident_bytes[ops]) for ops in (slot >= 0, tied_to_slot))
+        place[tied_to_slot] = _devices_of_slots(all_of, stay, hosts[:1], gpus, room)[slot[tied_to_slot]]
+    place[np.isin(label, [label[graph.op_index(op)] for op in problem.pins])] = -1  # what is pinned stays so
+    pins = {graph.op_names[op]: cluster.device_names[place[op]] for op in np.flatnonzero(place >= 0).tolist()}
+    others = (device.name for device in cluster.devices if device.kind not in ("cpu", "gpu"))
+    return replace(
+        together(problem, label),
+        execution=replace(problem.execution, concurrency="sequential"),
+        forbidden=tuple(dict.fromkeys((*problem.forbidden, *others))),
+        contiguous=problem.contiguous or whole,
+        pins=pins | dict(problem.pins),
+    )
+
+
+def _slots(found: Pieces) -> NDArray[np.int64]:
+    """[N] the slot that an op is in: its layer's, or, after all layers, the output's."""
+    slot = np.full(len(found.names) + 1, -1)  # the last is that of no piece
+    slot[list(found.layers)] = np.arange(len(found.layers))
+    slot[max(found.layers) + 1 : -1] = len(found.layers)
+    of_op: NDArray[np.int64] = slot[found.of_op]
+    return of_op
+
+
+def _devices_of_slots(
+    held: NDArray[Any], stay: NDArray[Any], hosts: Sequence[int], gpus: Sequence[int],
+    room: Sequence[float],
+) -> NDArray[np.int64]:  # fmt: skip
+    """GPUs, by what they have room for and slots hold; the first on the host, if what has to stay is too much."""
+    first = int((np.cumsum(stay[::-1])[::-1] > sum(room)).sum()) if hosts else 0
+    rest = held[first:]
+    middle = (np.cumsum(rest) - rest / 2) / (rest.sum() or 1.0)
+    turn = np.searchsorted(np.cumsum(room)[:-1] / (sum(room) or 1.0), middle)
+    return np.concatenate([np.full(first, hosts[0] if hosts else 0), np.array(gpus)[turn]])
 
 
 @engine("llama.cpp", fit=layers_and_feed_forward)
 def llama_cpp(plan: Plan) -> str:
-    """Flags: -ngl, -dev, -ts, -ot, for llama-server and llama-cli.
+    """Flags: -c, -ngl, -dev, -ts, -ot, for llama-server and llama-cli.
 
     A layer slot i (the output is the last) is on the first device whose cumulative share of `-ts` exceeds
     (i - first slot on a GPU) / slots on GPUs, and slots before are on the CPU (src/llama-model.cpp, `load_tensors`).
-    What deviates from that is set by `-ot`: a pattern of tensor names and a buffer. KV caches stay with the slot.
+    What deviates from that is set by `-ot`: patterns, of which the first that a tensor's name matches says its buffer
+    (src/llama-model-loader.cpp). KV caches stay with the slot.
     """
     plan = at_homes(plan)
     problem, found = plan.problem, pieces(plan.problem.graph)
@@ -48,37 +115,77 @@ def llama_cpp(plan: Plan) -> str:
     sparse = [_device(plan, (found.of_op == piece) & feed, found.names[piece]) for piece in found.layers]
     after = [piece for piece in range(len(found.names)) if piece > found.layers[-1]]
     head = _device(plan, found.of_op == after[-1], found.names[after[-1]]) if after else rest[-1]
-    slots = [device if device is not None else rest[0] for device in [*rest, head]]
-    numbers = sorted(
-        {d for d in [*slots, *(s for s in sparse if s is not None)] if d is not None and not host[d]},
-        key=lambda d: accelerator_number(cluster, d),
-    )
-    if not numbers:
-        return "-ngl 0\n"
-    # Slots in runs: first the CPU's, then each GPU's in the order of their numbers; others are overrides.
-    first = next((i for i, device in enumerate(slots) if device is not None and not host[device]), len(slots))
-    share, base, at = [0] * len(numbers), list(slots), 0
-    for i in range(first, len(slots)):
-        device = slots[i]
-        if device is not None and not host[device] and numbers.index(device) >= at:
-            at = numbers.index(device)
+    wanted = [device if device is not None else rest[0] for device in [*rest, head]]
+    # Slots in runs: first the CPU's, then each GPU's, in the order in which the layers come to it.
+    usual = sorted((d for d in range(len(host)) if not host[d]), key=lambda d: accelerator_number(cluster, d))
+    order = list(dict.fromkeys(d for d in wanted if d is not None and not host[d]))
+    order += [d for d in usual if d in sparse and d not in order]
+    first = next((i for i, device in enumerate(wanted) if device in order), len(wanted))
+    share, base, at = [0] * len(order), list(wanted), 0
+    for i in range(first, len(wanted)):
+        device = wanted[i]
+        if device in order and order.index(device) >= at:
+            at = order.index(device)
         share[at] += 1
-        base[i] = numbers[at]
-    patterns = []
-    buffers = {d: f"CUDA{accelerator_number(cluster, d)}" if not host[d] else "CPU" for d in range(len(host))}
-    for part, wanted in (("", rest), (r"ffn_(up|down|gate).*", sparse)):
+        base[i] = order[at]
+    buffers = {d: "CPU" if host[d] else _buffer(cluster, d) for d in range(len(host))}
+    patterns = _patterns([(rf"blk\.({{}})\.{_FEED_FORWARD}", sparse, rest), (r"blk\.({})\.", rest, base[:-1])], buffers)
+    if wanted[-1] is not None and wanted[-1] != base[-1]:
+        patterns.append(f"^output={buffers[wanted[-1]]}")
+    flags = [f"-ngl {len(wanted) - first}"]
+    if order and order != usual:
+        flags.append(f"-dev {','.join(buffers[d] for d in order)}")
+    if len(order) > 1:
+        flags.append(f"-ts {','.join(map(str, share))}")
+    if patterns:
+        flags.append(f"-ot '{','.join(patterns)}'")
+    if any(moved := [a != b for a, b in zip(rest, base, strict=False)]):
+        _say(f"the KV caches of {sum(moved)} layers stay in the slots of these, elsewhere than the plan has them: "
+             "memory and time are not the plan's; plan with --engine llama.cpp")  # fmt: skip
+    if any(name.startswith("CUDA") for text in flags[1:] for name in re.findall(r"CUDA\d", text)):
+        _say("GPUs are taken to be CUDA0 and so on: where `llama-server --list-devices` prints other names, name the "
+             "devices of the cluster so")  # fmt: skip
+    return " ".join([*_context(problem.graph, any(d is not None and host[d] for d in (*rest, *sparse))), *flags]) + "\n"
+
+
+def _patterns(
+    parts: Sequence[tuple[str, Sequence[int | None], Sequence[int | None]]], buffers: Mapping[int, str]
+) -> list[str]:
+    """For each (pattern, where its tensors are to be, where they are without it), in this order: the first decides."""
+    found = []
+    for pattern, wanted, otherwise in parts:
         for target in sorted({d for d in wanted if d is not None}):
-            moved = [
-                str(i) for i, d in enumerate(wanted)
-                if d == target and d != (base[i] if not part or rest[i] == base[i] else rest[i])
-            ]  # fmt: skip
-            if moved:
-                patterns.append(rf"blk\.({'|'.join(moved)})\.{part}={buffers[target]}")
-    split = f" -ts {','.join(map(str, share))}" if len(numbers) > 1 else ""
-    devices = f" -dev {','.join(buffers[d] for d in numbers)}" if len(numbers) < sum(not h for h in host) else ""
-    # The first pattern that matches decides, so the narrower ones come first.
-    override = f" -ot '{','.join(sorted(patterns, key=len, reverse=True))}'" if patterns else ""
-    return f"-ngl {len(slots) - first}{devices}{split}{override}\n"
+            layers = [i for i, (d, now) in enumerate(zip(wanted, otherwise, strict=True)) if d == target != now]
+            if layers:
+                found.append(f"{pattern.format('|'.join(map(str, layers)))}={buffers[target]}")
+    return found
+
+
+def _context(graph: Graph, on_cpu: bool) -> list[str]:
+    """How many tokens there are room for, as the graph has them, and flags that depend on how many come at once."""
+    ids = _IDS.search(graph.op_signatures[graph.op_kinds.index("embedding")])
+    batch, tokens = (int(ids[1]), int(ids[2])) if ids else (0, 0)
+    grown = (_GROWN.match(signature) for signature in graph.op_signatures)
+    caches = [int(cache[5]) for cache in grown if cache]
+    if tokens < 2 and not caches:
+        _say("the plan does not tell its context: add -c, without which there is room for all that the model can read")
+        return []
+    flags = [f"-c {batch * max([tokens, *caches])}"] + ([f"-np {batch}"] if batch > 1 else [])
+    if on_cpu and batch * tokens >= _LARGE_BATCH:
+        flags.append("--no-op-offload")
+        _say("the plan has the CPU compute where weights are in its memory, which takes --no-op-offload; without it "
+             "llama.cpp copies them to a GPU for each large batch")  # fmt: skip
+    return flags
+
+
+def _buffer(cluster: Cluster, device: int) -> str:
+    """What llama.cpp calls a GPU: its name in the cluster if it is one of llama.cpp's, else by number, as CUDA's."""
+    name = cluster.device_names[device]
+    return name if _THEIR_NAMES.fullmatch(name) else f"CUDA{accelerator_number(cluster, device)}"
+
+
+def _say(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def check_layers(problem: Problem, found: Pieces) -> None:
@@ -88,7 +195,7 @@ def check_layers(problem: Problem, found: Pieces) -> None:
     check_language_model(problem)
 
 
-def _device(plan: Plan, ops: np.ndarray[tuple[int], np.dtype[np.bool_]], name: str) -> int | None:
+def _device(plan: Plan, ops: NDArray[np.bool_], name: str) -> int | None:
     used = np.unique(plan.placement[ops])
     if len(used) > 1:
         raise InvalidInput(f"the plan splits {name!r:.60} in a way that llama.cpp cannot: plan with --engine llama.cpp")

@@ -7,6 +7,7 @@ order. Transfers are computed as latency + bytes * seconds_per_byte, in that ord
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -225,7 +226,10 @@ def _peak(graph, d, place, start, finish, transfers, per_edge, readers):
 
 
 def per_sample(problem, placement):
-    """(time per sample, peak by device); tries every number of replicas for every device that has ops."""
+    """(time per sample, peaks by device); tries every number of replicas for every device that has ops.
+
+    Where several numbers are the best, there are as many peaks.
+    """
     graph, cluster, execution = problem.graph, problem.cluster, problem.execution
     place, devices = [int(d) for d in placement], range(problem.num_devices)
     trains, apart = any(graph.phase > 0), execution.pipeline == "gpipe"
@@ -265,17 +269,27 @@ def per_sample(problem, placement):
         sent = max(times, default=0.0) if execution.staged else sum(times)
         copying[home][phase] += sent * cluster.devices[home].copies
 
-    def depth(d):
-        return 1 + max([depth(e) for e in ahead[d]], default=0)
-
     in_flight = trains and execution.in_flight == "pipeline"
     if execution.recompute and in_flight:
         for times in compute:
             times[1] += times[0]
-    peak = [resident[d] + held[d] for d in devices]
-    if execution.memory == "live":
-        samples = [1 if not in_flight else execution.microbatches if apart else depth(d) for d in devices]
-        peak = [resident[d] + held[d] + (samples[d] - 1) * kept[d] + scratch[d] for d in devices]
+
+    def peaks(count):
+        """Bytes by device, if so many have its stage."""
+        if execution.memory == "static":
+            return [resident[d] + held[d] for d in devices]
+
+        def from_here(d):
+            return count[d] + max([from_here(e) for e in ahead[d]], default=0)
+
+        step, found = execution.microbatches, []
+        for d in devices:
+            samples = 1
+            if in_flight and d in count:
+                in_all = step if apart else from_here(d) if step == 1 else min(step, from_here(d))
+                samples = math.ceil(in_all / count[d])
+            found.append(resident[d] + held[d] + scratch[d] + (samples - 1) * kept[d])
+        return found
 
     def load(d, r, phases):
         work, moves = (sum(times[d][p] for p in phases) for times in (compute, copying))
@@ -291,15 +305,20 @@ def per_sample(problem, placement):
     choices = [range(1, len(kinds[d]) + 1 if execution.replicate else 2) for d in used]
     found = []
     for counts in itertools.product(*choices):
-        total = {kind: sum(r for d, r in zip(used, counts, strict=True) if kinds[d] == kind) for kind in kinds.values()}
+        count = dict(zip(used, counts, strict=True))
+        total = {kind: sum(r for d, r in count.items() if kinds[d] == kind) for kind in kinds.values()}
         enough = sum(counts) <= max(len(used), problem.max_devices or len(devices))
         if enough and all(total[kind] <= len(kind) for kind in total):
-            found.append(sum(
-                max([0.0, *(load(d, r, phases) for d, r in zip(used, counts, strict=True)),
+            value = sum(
+                max([0.0, *(load(d, r, phases) for d, r in count.items()),
                      *(sum(times[p] for p in phases) for times in passed.values())])
                 for phases in ([[0], [1]] if apart else [[0, 1]])
-            ))  # fmt: skip
-    return min(found, default=0.0), peak
+            )  # fmt: skip
+            held_then = peaks(count)
+            found.append((value, held_then, all(a <= b for a, b in zip(held_then, problem.capacity, strict=True))))
+    fitting = [(value, peak) for value, peak, fits in found if fits or not any(row[2] for row in found)]
+    best = min(value for value, _ in fitting)
+    return best, [peak for value, peak in fitting if value <= best * (1 + 1e-12)]
 
 
 def _alike(problem, a, b):

@@ -68,6 +68,7 @@ OPTIONS = {
     "replicate": {"replicate": True},
     "in flight": {"in_flight": "pipeline"},
     "recompute": {"in_flight": "pipeline", "recompute": True},
+    "both": {"replicate": True, "in_flight": "pipeline"},
     "all": {"replicate": True, "in_flight": "pipeline", "recompute": True},
 }
 
@@ -80,7 +81,7 @@ def test_the_simulator_equals_its_twin(execution):
     spread = 0
     for seed in range(150):
         rng = np.random.default_rng(seed)
-        problem = several(rng, **execution)
+        problem = several(rng, **execution) if seed % 2 else step(rng, **execution)
         found = random_placement(rng, problem)
         if rng.random() < 0.5 and problem.num_ops:  # leave devices over
             unit = np.isin(problem.unit, problem.unit[~problem.allowed[:, 0]])
@@ -88,13 +89,13 @@ def test_the_simulator_equals_its_twin(execution):
         result = evaluate(problem, found)
         plain = simulate(replace(problem, execution=replace(problem.execution, replicate=False)), found)
         try:
-            value, peak = reference.per_sample(problem, found)
+            value, peaks = reference.per_sample(problem, found)
         except RecursionError:  # no intervals, so that stages have no end
             assert not result.feasible[0]
             continue
         assert result.value[0] == pytest.approx(value, rel=1e-12), seed
         assert result.peak is not None
-        assert result.peak[0] == pytest.approx(peak, rel=1e-12), seed
+        assert any(result.peak[0] == pytest.approx(peak, rel=1e-12) for peak in peaks), seed
         spread += result.value[0] < plain.value
     assert (spread > 20) == ("replicate" in execution)
 
@@ -152,6 +153,60 @@ def test_stages_hold_a_sample_for_each_stage_to_come():
     assert peak(in_flight="pipeline", pipeline="gpipe", microbatches=5) == [5 * 8, 5 * (8 + 4), 5 * (4 + 2)]
     assert peak(in_flight="pipeline", memory="static") == [0, 0, 0]
     assert peak(in_flight="pipeline", recompute=True) == [8, 8 + 4 + 8, 4 + 2]
+
+
+def test_replicas_keep_a_sample_each():
+    """0.5 + 0.5 s, then 2 + 2 s on four of five devices: a sample a second, each of which a replica has for four."""
+    problem = chain(
+        [0.5, 2.0], 5, training=True, sizes=[10.0, 0.0, 0.0, 0.0], resident=[60.0, 60.0, 0.0, 0.0],
+        execution=Execution(replicate=True, in_flight="pipeline", contention="none"), bandwidth=1e9,
+    )  # fmt: skip
+
+    def first(**execution):
+        found = simulate(replace(problem, execution=replace(problem.execution, **execution)), [0, 1, 0, 1])
+        return round(found.value, 6), found.peak[0]
+
+    assert first() == (1.0, 60 + 5 * 10)
+    assert first(microbatches=3) == (1.0, 60 + 3 * 10)
+    assert first(microbatches=16, pipeline="gpipe") == (1.0, 60 + 16 * 10)
+    # With the long layer first, its four replicas have the five samples among them, or the 16 of a step.
+    turned = replace(problem, costs=Costs.create(problem.costs.seconds[[1, 0, 3, 2]]))
+    for execution, samples in (({}, 2), ({"microbatches": 16, "pipeline": "gpipe"}, 4), ({"microbatches": 4}, 1)):
+        found = simulate(replace(turned, execution=replace(turned.execution, **execution)), [0, 1, 0, 1])
+        assert found.peak[0] == 60 + samples * 10, execution
+
+
+def test_only_so_many_replicas_as_memory_has_room_for_samples():
+    """The same: 100 bytes have room for four samples, so for three replicas to come; 90 for three of five in two."""
+    problem = chain(
+        [0.5, 2.0], 5, training=True, sizes=[10.0, 0.0, 0.0, 0.0], resident=[60.0, 60.0, 0.0, 0.0], bandwidth=1e9,
+        execution=Execution(replicate=True, in_flight="pipeline", contention="none"),
+    )  # fmt: skip
+    names = problem.cluster.device_names
+    for memory, replicas in ((110.0, [1, 4]), (100.0, [1, 3]), (90.0, [2, 3]), (80.0, [2, 2])):
+        tight = replace(problem, cluster=problem.cluster.with_memory(dict.fromkeys(names, memory)))
+        found = simulate(tight, [0, 1, 0, 1])
+        assert found.value == pytest.approx(4 / replicas[1]), memory
+        assert found.peak[0] == memory
+        assert [load.replicas for load in pipeline_loads(found)] == replicas
+        best = plan(tight, "ideals")
+        assert best.value == pytest.approx(brute_force(tight)[0])
+        assert best.lower_bound == pytest.approx(best.value, rel=2e-9)
+    none = replace(problem, cluster=problem.cluster.with_memory(dict.fromkeys(names, 75.0)))
+    assert simulate(none, [0, 1, 0, 1]).peak[0] == 60 + 5 * 10  # as fast as can be, but it does not fit
+
+
+def test_replicas_for_the_memory_that_they_save():
+    """A step of eight samples drains: 60 + 8 * 10 bytes on one device, 60 + 4 * 10 on each of two."""
+    problem = chain(
+        [1.0, 9.0], 3, training=True, sizes=[10.0, 0.0, 0.0, 0.0], resident=[60.0, 0.0, 0.0, 0.0], bandwidth=1e9,
+        memory=105.0, execution=Execution(
+            replicate=True, in_flight="pipeline", pipeline="gpipe", microbatches=8, contention="none",
+        ),
+    )  # fmt: skip
+    found = simulate(problem, [0, 1, 0, 1])
+    assert [found.value, found.peak[0]] == [pytest.approx(18.0), 60 + 4 * 10]
+    assert max(load.replicas for load in pipeline_loads(found)) == 2
 
 
 def test_what_is_computed_again_is_paid_again():
@@ -240,7 +295,7 @@ def test_the_best_of_layers_in_a_row_with_samples_in_flight(execution):
         one = replace(problem.execution, in_flight="one", recompute=False)
         matters += best > brute_force(replace(problem, execution=one))[0]
     assert some > 70
-    assert matters > 20
+    assert matters > 10
 
 
 @pytest.mark.parametrize("execution", list(OPTIONS.values())[1:], ids=list(OPTIONS)[1:])
@@ -257,6 +312,32 @@ def test_a_true_bound_where_branches_have_samples_in_flight(execution):
         proved += math.isfinite(best) and bound >= value * (1 - 2e-9) and math.isfinite(value)
     assert some > 70
     assert proved > 0.7 * some
+
+
+def in_boxes(problem):
+    """The same with devices two by two, and links four times as fast between the two."""
+    cluster = problem.cluster
+    box = {name: d // 2 for d, name in enumerate(cluster.device_names)}
+    links = [replace(link, bandwidth=link.bandwidth * (4 if box[link.source] == box[link.target] else 1))
+             for link in cluster.links]  # fmt: skip
+    return replace(problem, cluster=Cluster(cluster.devices, tuple(links)))
+
+
+@pytest.mark.parametrize("execution", [OPTIONS["both"], OPTIONS["all"]], ids=["both", "all"])
+def test_a_true_bound_where_links_differ(execution):
+    proved = same = some = 0
+    for seed in range(100):
+        problem = in_boxes(step(np.random.default_rng(seed), branches=seed % 2 == 0, **execution))
+        best = brute_force(problem)[0]
+        value, bound = planned(problem)
+        assert best <= value * (1 + 1e-12), seed
+        assert math.isinf(best) or bound <= best * (1 + 1e-9), seed
+        some += math.isfinite(best)
+        same += math.isfinite(best) and math.isclose(best, value, rel_tol=1e-12)
+        proved += math.isfinite(value) and bound >= value * (1 - 2e-9)
+    assert some > 70
+    assert same > 0.85 * some
+    assert proved > 0.6 * some
 
 
 @pytest.mark.parametrize("name", ["pipeline-dp", "ideals-linear", "local-search", "single"])

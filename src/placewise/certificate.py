@@ -89,7 +89,7 @@ def _misplaced(plan: Plan) -> str:
             return f"op {graph.op_names[op]} is apart from its group"
     if problem.max_devices is not None and len(set(place)) > problem.max_devices:
         return "too many devices"
-    if problem.contiguous and _depths(_flows(problem, place)) is None:
+    if problem.contiguous and _depths(_flows(problem, place), [1] * problem.num_devices) is None:
         return "data flows back to a device that it has left"
     return ""
 
@@ -104,14 +104,14 @@ def _flows(problem: Problem, place: list[int]) -> dict[int, set[int]]:
     return flows
 
 
-def _depths(flows: dict[int, set[int]]) -> dict[int, int] | None:
-    """How many devices a flow passes at most from each one on; None where it goes in circles."""
+def _depths(flows: dict[int, set[int]], count: list[int]) -> dict[int, int] | None:
+    """How many devices a flow passes at most from each one on, replicas included; None where it goes in circles."""
     depth: dict[int, int] = {}
     while len(depth) < len(flows):
         ends = [d for d in flows if d not in depth and flows[d] <= depth.keys()]
         if not ends:
             return None
-        depth |= {d: 1 + max((depth[e] for e in flows[d]), default=0) for d in ends}
+        depth |= {d: count[d] + max((depth[e] for e in flows[d]), default=0) for d in ends}
     return depth
 
 
@@ -321,15 +321,17 @@ def _pipeline(plan: Plan) -> tuple[float, list[float]]:
     if flight and execution.recompute:
         for d in devices:
             work[d][1] += work[d][0]
-    resident, depth = _resident(plan), _depths(_flows(problem, place)) or {}
+    row = plan.placement[None]
+    count = busy(problem, row, *throughput_loads(problem, row))[2][0].tolist()
+    resident, depth = _resident(plan), _depths(_flows(problem, place), count) or {}
     bytes_held = [fsum([resident[d], *held[d]]) for d in devices]
     if execution.memory == "live":
         for d in devices:
-            samples = 1 if not flight else execution.microbatches if execution.pipeline == "gpipe" else depth.get(d, 1)
+            step, ahead = execution.microbatches, depth.get(d, 1)
+            in_all = step if execution.pipeline == "gpipe" else min(step, ahead) if step > 1 else ahead
+            samples = math.ceil(in_all / count[d]) if flight and count[d] else 1
             scratch = max((float(graph.scratch[op]) for op, at in enumerate(place) if at == d), default=0.0)
             bytes_held[d] = fsum([resident[d], *held[d], (samples - 1) * fsum(kept[d]), scratch])
-    row = plan.placement[None]
-    count = busy(problem, row, *throughput_loads(problem, row)[:3])[2][0].tolist()
     value = 0.0
     for phases in [[0], [1]] if execution.pipeline == "gpipe" else [[0, 1]]:
         loads = [fsum(seconds for p in phases for seconds in channel[p]) for channel in passed]

@@ -73,9 +73,9 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     some units fixed. Shared channels count in the value alone, and so in parts.
 
     With replicas, a stage may take several devices of a kind. With samples in flight (1f1b) the search runs from the
-    last stage to the first, and its k-th stage holds k samples. That is exact where nodes are in a row; where
-    branches may be stages side by side, it is too many for some: plans are found so, but the bound is for one sample,
-    and parts have to close the rest.
+    last stage to the first, so that it knows how many devices come after a stage, and what it has to hold. That is
+    exact where nodes are in a row; where branches may be stages side by side, it is too much for some: plans are found
+    so, but the bound is for one sample, and parts have to close the rest.
 
     The paper ties units that only run backward to where their twins would run forward. Here they may be anywhere, as
     the simulator allows. Such free units, and of many nodes the lightest, are left out at first (`stages.without`) and

@@ -40,12 +40,8 @@ Stage = tuple[NDArray[np.bool_], int]  # the nodes, the kind of device; how many
 
 
 def digits(stages: Stages) -> list[int]:
-    """The most of everything that partial pipelines are told apart by: devices of each kind in use, and stages.
-
-    Stages count where they need memory by what comes after; without replicas there are as many as devices in use.
-    """
-    count = [len(devices) for devices in stages.kinds.devices]
-    return [*count, sum(count)] if stages.chained and (stages.kinds.most > 1).any() else count
+    """The most of everything that partial pipelines are told apart by: devices of each kind in use."""
+    return [len(devices) for devices in stages.kinds.devices]
 
 
 class Search:
@@ -63,7 +59,7 @@ class Search:
             scale += float(stages.send.sum() + stages.receive.sum())
         self._second = _quantum(scale * int(stages.kinds.most.max(initial=1)))
         total = stages.need.sum() + stages.copy.sum() + stages.scratch.max(initial=0.0)
-        byte = _quantum(float(total + (stages.keep.sum() + stages.keep_copy.sum()) * sum(digits(stages))))
+        byte = _quantum(float(total + (stages.keep.sum() + stages.keep_copy.sum()) * stages.most_samples))
 
         tail, head = (stages.tail, stages.head) if order is None else (order[:-1], order[1:])
         if stages.chained:  # from the last stage to the first
@@ -78,7 +74,7 @@ class Search:
         # Columns of what messages cost, where they cost anything: by tariff, then bytes.
         costs = (stages.send != 0).any(axis=0) | (stages.receive != 0).any(axis=0)
         self._tariff = np.where(costs, np.cumsum(costs) - 1, -1)[stages.kinds.tariff]
-        held = [stages.copy] * bool(stages.copy.any() or stages.chained) + [stages.keep_copy] * stages.chained
+        held = [stages.copy] * bool(stages.copy.any() or stages.keeps) + [stages.keep_copy] * stages.keeps
         bytes_held = np.array(held).reshape(len(held), stages.num_messages).T
         paid = [[_floor(stages.send[:, costs], self._second), _floor(0 * bytes_held, byte)]]
         paid += [[_floor(stages.receive[:, costs], self._second), _floor(bytes_held, byte)]]
@@ -92,11 +88,10 @@ class Search:
         step = np.concatenate([[1], np.cumprod(most + 1)[:-1]]).astype(np.int64)
         self._sets = sets = int((most + 1).prod())
         self._words = -(-sets // 64)
-        in_use = np.arange(sets)[:, None] // step % (most + 1)  # [sets, K], and stages
-        so_far = in_use[:, :kinds].sum(axis=1)
-        spare = np.maximum((most_devices or sets) - so_far, 0)
-        free = np.minimum(most[:kinds] - in_use[:, :kinds], spare[:, None])
-        self._options, self._may_add = self._ways(step, free, in_use[:, kinds] if len(most) > kinds else so_far)
+        in_use = np.arange(sets)[:, None] // step % (most + 1)  # [sets, K]
+        spare = np.maximum((most_devices or sets) - in_use.sum(axis=1), 0)
+        free = np.minimum(most - in_use, spare[:, None])
+        self._options, self._may_add = self._ways(step, free, in_use.sum(axis=1))
         # What is left to do must fit into the time, and the memory, of the devices that are left.
         weights, self._supply = [], []
         for p in range(phases + (phases > 1)):
@@ -105,20 +100,22 @@ class Search:
             weights.append(np.floor((work * price).min(axis=1)).astype(np.int64))
             self._supply.append((p, (free * price).sum(axis=1)))
         if (self._room < _NO_LIMIT).all():
-            weights.append(need[:, 0])
+            # All that a step holds, shared by replicas, each of which needs the rest too: at least as much as on one.
+            more = (stages.flight.step - 1) * stages.flight.drains
+            weights.append(need[:, 0] + more * _floor(stages.keep, byte))
             self._supply.append((-1, (free * self._room).sum(axis=1)))
         columns = [compute.reshape(n, kinds * phases), need]
         self._layout = np.array([int(costs.sum()) if held else -1, -1, -1])
         if stages.weight.any():
             self._layout[1] = sum(column.shape[1] for column in columns)
             columns.append(np.minimum(_floor(stages.weight[:, None] * stages.kinds.per_byte, self._second), NEVER))
-        if stages.chained:
+        if stages.keeps:
             self._layout[2] = sum(column.shape[1] for column in columns)
             columns.append(_floor(stages.keep[:, None], byte))
         self._own = np.ascontiguousarray(np.hstack([*columns, *(weight[:, None] for weight in weights)]))
         self._zobrist = np.random.default_rng(0).integers(1, 2**63, n, np.uint64)
         # What a later stage saves by losing a node, by columns of messages, without the messages; see gates.py.
-        simple = not stages.chained and phases == 1 and not (stages.kinds.most > 1).any()
+        simple = not stages.keeps and phases == 1 and not (stages.kinds.most > 1).any()
         self._saves = np.full((n, self._send.shape[1]), _NO_LIMIT if simple else -_NO_LIMIT)
         for c in sorted(set(self._tariff.tolist()) - {-1}) if simple else ():
             self._saves[:, c] = compute[:, self._tariff == c, 0].min(axis=1) * (not stages.overlap)
@@ -139,17 +136,16 @@ class Search:
             columns.append(Column(*(of[:, c].tolist() for of in (self._saves, self._send, self._receive))))
         return Net(tail, head, stages.sender, stages.message, stages.reader, columns, stages.num_nodes).gates()
 
-    def _ways(self, step: Whole, free: Whole, stages_so_far: Whole) -> tuple[Whole, NDArray[np.uint64]]:
+    def _ways(self, step: Whole, free: Whole, in_use: Whole) -> tuple[Whole, NDArray[np.uint64]]:
         """What devices a stage may get, [W, 5] (see KIND), and after which sets of devices, as bits."""
         stages, ways, after = self._stages, [], []
         for k, most in enumerate(stages.kinds.most.tolist()):
             for r in range(1, most + 1):
-                shift = r * int(step[k]) + (int(step[-1]) if len(step) > free.shape[1] else 0)
                 latency = int(_floor(np.array((r - 1) * stages.kinds.latency[k]), self._second))
-                for samples in range(1, int(stages_so_far.max()) + 1) if stages.chained else (1,):
-                    ways.append((k, r, samples, shift, min(latency, NEVER)))
-                    able = (free[:, k] >= r) & ((stages_so_far == samples - 1) | (not stages.chained))
-                    after.append(packed(able, self._words))
+                samples = stages.flight.samples(in_use + r, r) if stages.keeps else np.ones_like(in_use)
+                for s in np.unique(samples).tolist():
+                    ways.append((k, r, s, r * int(step[k]), min(latency, NEVER)))
+                    after.append(packed((free[:, k] >= r) & (samples == s), self._words))
         return np.array(ways, np.int64), np.concatenate(after)
 
     @property

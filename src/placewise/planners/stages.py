@@ -24,7 +24,16 @@ from placewise.planners.pipeline import dataflow_order, program
 from placewise.problem import Problem
 from placewise.simulator.alike import kinds as devices_by_kind
 from placewise.simulator.alike import most_replicas
-from placewise.simulator.throughput import exchange, held_bytes, kept_bytes, sent_share, trains
+from placewise.simulator.throughput import (
+    Flight,
+    exchange,
+    flight,
+    held_bytes,
+    in_flight,
+    kept_bytes,
+    sent_share,
+    trains,
+)
 
 Whole = NDArray[np.int64]
 
@@ -53,7 +62,7 @@ class Stages:
     need: Floats  # [n] bytes
     scratch: Floats  # [n] bytes; the largest of a stage counts
     weight: Floats  # [n] bytes that replicas exchange
-    keep: Floats  # [n] bytes, for each stage that comes after one along the flow of data
+    keep: Floats  # [n] bytes, for each more sample in flight
     tail: Whole  # [F] forward data flows from node tail[i] to node head[i]; each pair once
     head: Whole  # [F]
     sender: Whole  # [M]
@@ -61,10 +70,11 @@ class Stages:
     send: Floats  # [M, tariffs] seconds, if some reader is elsewhere
     receive: Floats  # [M, tariffs] seconds, if the sender is elsewhere
     copy: Floats  # [M] bytes, if the sender is elsewhere
-    keep_copy: Floats  # [M] bytes, if the sender is elsewhere, for each stage that comes after
+    keep_copy: Floats  # [M] bytes, if the sender is elsewhere, for each more sample in flight
     message: Whole  # [R] node reader[i] reads message message[i]; rising
     reader: Whole  # [R]
     kinds: Kinds
+    flight: Flight
     overlap: bool
     roomy: bool  # whether everything fits on any one device
 
@@ -79,9 +89,19 @@ class Stages:
         return len(self.sender)
 
     @property
-    def chained(self) -> bool:
-        """Whether a stage needs the more memory the more stages come after it."""
+    def keeps(self) -> bool:
+        """Whether a stage needs the more memory the more samples it has in flight."""
         return bool(self.keep.any() or self.keep_copy.any())
+
+    @property
+    def chained(self) -> bool:
+        """Whether these are the more the more devices come after it."""
+        return self.keeps and not self.flight.drains
+
+    @property
+    def most_samples(self) -> int:
+        """In flight at one device."""
+        return self.flight.step if self.flight.drains else sum(map(len, self.kinds.devices))
 
     @property
     def in_a_row(self) -> bool:
@@ -91,7 +111,7 @@ class Stages:
 
     def unchained(self) -> Stages:
         """A relaxation: each stage has the memory that it would have as the last."""
-        return replace(self, keep=0 * self.keep, keep_copy=0 * self.keep_copy)
+        return replace(self, keep=0 * self.keep, keep_copy=0 * self.keep_copy) if self.chained else self
 
     def fused(self, label: Whole) -> Stages:
         """The same with nodes of one label fused, numbered by label, and those that forward data then circles among."""
@@ -178,12 +198,9 @@ def _plain(problem: Problem) -> Stages:
     live = execution.memory == "live"
     need, (at_home, copied), often = graph.resident_bytes.copy(), held_bytes(problem), sent_share(problem)
     np.add.at(need, graph.tensor_producer, at_home)
-    # What is kept for each sample in flight but one: a fixed number of them, or one for each stage that comes after.
-    several, drains = live and execution.in_flight == "pipeline" and trains(problem), execution.pipeline == "gpipe"
-    times, along = (several * drains * (execution.microbatches - 1), several * (not drains))
-    kept = np.zeros(problem.num_ops)
-    np.add.at(kept, graph.tensor_producer, kept_bytes(problem)[0])
-    need += times * kept
+    kept, (keep_at_home, keep_copied) = np.zeros(problem.num_ops), kept_bytes(problem)
+    several = in_flight(problem)
+    np.add.at(kept, graph.tensor_producer, several * keep_at_home)
 
     # One message per tensor, or per edge; a staged send pays once per tensor in any case.
     edge, tensor = np.arange(graph.num_edges), graph.edge_tensor.astype(np.int64)
@@ -197,13 +214,12 @@ def _plain(problem: Problem) -> Stages:
     for message, sends, receives in parts:
         ids, first, inverse = np.unique(message, return_index=True, return_inverse=True)
         producer, size = graph.edge_producer[first].astype(np.int64), graph.tensor_bytes[tensor[first]]
-        received = kept_bytes(problem)[1][tensor[first]] * receives
         to, by = _transfer_times(problem, kinds, producer, size, inverse)
         share = often[tensor[first], None]
         column_of: dict[str, NDArray[Any]] = {
             "sender": unit[producer], "phase": back[producer] if phases > 1 else np.zeros(len(ids), np.int64),
-            "send": to * share * sends, "receive": by * share * receives, "keep_copy": received * along,
-            "copy": copied[tensor[first]] * receives + times * received,
+            "send": to * share * sends, "receive": by * share * receives, "copy": copied[tensor[first]] * receives,
+            "keep_copy": several * keep_copied[tensor[first]] * receives,
             "message": inverse + sum(map(len, columns.get("sender", ()))), "reader": unit[graph.consumers],
         }  # fmt: skip
         for name, column in column_of.items():
@@ -215,10 +231,11 @@ def _plain(problem: Problem) -> Stages:
 
     forward = (back[graph.edge_producer] == 0) & (back[graph.consumers] == 0) & ~graph.is_stored[graph.edge_producer]
     most = need.sum() + graph.scratch.max(initial=0.0) + whole["copy"].sum()
-    most += along * problem.num_devices * (kept.sum() + whole["keep_copy"].sum())
+    many = flight(problem)
+    most += (many.step if many.drains else problem.num_devices) * (kept.sum() + whole["keep_copy"].sum())
     cost = exchange(problem)
     plain = Stages(
-        node=place, overlap=execution.overlap, kinds=Kinds(
+        node=place, overlap=execution.overlap, flight=many, kinds=Kinds(
             kinds, problem.capacity[one], tariff[1].reshape(-1), np.array(most_replicas(problem), np.int64),
             cost.per_byte, cost.latency,
         ),
@@ -229,7 +246,7 @@ def _plain(problem: Problem) -> Stages:
     )  # fmt: skip
     plain = replace(
         plain, node=np.arange(problem.num_units), compute=problem.per_unit(seconds), need=problem.per_unit(need),
-        scratch=problem.per_unit(graph.scratch * live, np.maximum), keep=problem.per_unit(kept * along),
+        scratch=problem.per_unit(graph.scratch * live, np.maximum), keep=problem.per_unit(kept),
         weight=problem.per_unit(graph.resident_bytes * (execution.replicate and trains(problem))),
     )  # fmt: skip
     return plain.fused(place)
@@ -450,7 +467,7 @@ class _Detours:
     def _fits(self) -> NDArray[np.bool_]:
         """[n] whether a node's bytes can be on any device, for all that matters."""
         stages = self._stages
-        most = sum(len(devices) for devices in stages.kinds.devices)
+        most = stages.most_samples
         held = stages.need + stages.scratch + most * stages.keep
         np.add.at(held, stages.reader, (stages.copy + most * stages.keep_copy)[stages.message])
         little = held <= _LITTLE * stages.kinds.room.min(initial=np.inf)

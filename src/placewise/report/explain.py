@@ -575,8 +575,8 @@ def _module_path(module: str) -> tuple[str, ...]:
 def pipeline_loads(timeline: Timeline) -> list[Load]:
     """Throughput: the load of each device and channel, per phase where the pipeline runs one phase after the other."""
     problem = timeline.problem
-    loads = throughput_loads(problem, timeline.placement[None])[:3]
-    compute, transfer, channel = (load[0] for load in loads)
+    loads = throughput_loads(problem, timeline.placement[None])
+    compute, transfer, channel, _ = (load[0] for load in loads)
     device, passed, count = busy(problem, timeline.placement[None], *loads)
     together = problem.execution.pipeline == "1f1b"
     phases = {"": slice(0, 2)} if together else {" forward": slice(0, 1), " backward": slice(1, 2)}
@@ -640,7 +640,7 @@ def occupied(timeline: Timeline) -> tuple[Floats, Floats, float]:
 def replicas(timeline: Timeline) -> list[int]:
     """Throughput: how many devices do the work of each, itself included; 0 where it has no ops of its own."""
     problem, row = timeline.problem, timeline.placement[None]
-    count: list[int] = busy(problem, row, *throughput_loads(problem, row)[:3])[2][0].tolist()
+    count: list[int] = busy(problem, row, *throughput_loads(problem, row))[2][0].tolist()
     return count
 
 

@@ -36,7 +36,7 @@ def bottleneck(problem: Problem, placement: Ints) -> NDArray[np.bool_]:
 
 def _busiest(problem: Problem, placement: Ints) -> NDArray[np.bool_]:
     graph = problem.graph
-    device, channel, _ = busy(problem, placement[None], *throughput_loads(problem, placement[None])[:3])
+    device, channel, _ = busy(problem, placement[None], *throughput_loads(problem, placement[None]))
     load, moved = device[0].sum(axis=0), channel[0].sum(axis=0)
     if not len(moved) or load.max(initial=0.0) > moved.max(initial=0.0):
         return np.asarray(placement == load.argmax())

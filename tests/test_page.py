@@ -448,6 +448,19 @@ def test_ops_of_a_module_carry_its_name(opened, both):
     assert "layers.3" not in many
 
 
+def test_many_layers_in_a_lane_carry_their_numbers(opened):
+    """Ops too thin for names are one: from which layer to which; where that has no room, its numbers alone."""
+    problem = layers(200)
+    view = opened(planned(problem, [0] + [1] * 400))
+    drawn = listened(view)
+    view.get_by_label("Show the whole run").click()
+    assert [text for text in drawn() if text.startswith("layers")] == ["layers.0–199"]
+    view = opened(planned(problem, [0] + [1] * 8 + [0] * 392))  # four layers, and little room
+    drawn = listened(view)
+    view.get_by_label("Show the whole run").click()
+    assert "…0–3" in drawn()
+
+
 def test_a_click_in_the_timeline_unfolds_the_graph(opened, both):
     view = opened(both[0])
     before = box_names(view)
@@ -609,6 +622,107 @@ def test_a_training_step_is_seen_at_first(opened):
     assert (before, view.locator(".sheet .line.only").count()) == (0, 1)
 
 
+def test_a_table_shows_the_few_rows_that_are_left(opened):
+    for count, hidden in ((5, True), (6, False)):  # 11 and 13 ops; at first 8 rows, and at most 4 more
+        view = opened(planned(layers(count), [1] * (2 * count + 1)))
+        assert view.get_by_label("Show more rows of Ops").is_hidden() == hidden
+        assert view.locator("#ops tbody tr").count() == (11 if hidden else 8)
+
+
+def test_on_a_phone_tables_keep_their_first_column_and_the_page_speaks_of_fingers(opened, both):
+    view = opened(both[0], has_touch=True, is_mobile=True)
+    view.set_viewport_size({"width": 390, "height": 800})
+    assert "pinch to zoom, tap an op twice" in view.locator("#timeline .about").inner_text()
+    panel = view.locator("#modules .wide")
+    panel.evaluate("one => one.scrollTo({ left: 100, behavior: 'instant' })")
+    assert panel.evaluate("one => one.scrollLeft") == 100
+    cell = panel.locator("tbody td").first
+    assert cell.bounding_box()["x"] == pytest.approx(panel.bounding_box()["x"], abs=1.5)
+    swatches = panel.locator("tbody tr").first.locator(".device")
+    assert swatches.all_text_contents() == ["fast", "slow"]  # for those who listen
+    assert max(one.bounding_box()["width"] for one in swatches.all()) < 20
+    assert cell.locator("xpath=..").bounding_box()["height"] < 50
+
+
+def test_names_that_are_too_long_lose_their_beginning(opened):
+    build = GraphBuilder("net")
+    x = build.op("x", kind="k", op_modules="net.a", outputs=[0.0])
+    end = "a_very_long_name_of_a_module_that_no_phone_has_room_for"
+    build.op("y", kind="k", op_modules=f"net.b.{end}", inputs=x)
+    view = opened(planned(odd(build), [0, 0]))
+    view.set_viewport_size({"width": 390, "height": 800})
+    name = view.locator("#verdict .row .link", has_text=end)
+    style = name.evaluate("one => [getComputedStyle(one).textOverflow, getComputedStyle(one).direction]")
+    assert style == ["ellipsis", "rtl"]
+    assert name.evaluate("one => one.scrollWidth > one.clientWidth")
+    inner, outer = name.locator("bdi").bounding_box(), name.bounding_box()
+    assert inner["x"] + inner["width"] == pytest.approx(outer["x"] + outer["width"], abs=1)  # its end is seen
+    assert view.locator("#verdict .words b").count() == 1
+
+
+def test_memory_far_below_its_limits_has_one_scale(opened):
+    """Ten times as much is ten times as high; both plans are drawn, and limits named where they are."""
+    build = GraphBuilder("net")
+    x = build.op("x", kind="k", outputs=[1e8])
+    build.op("y", kind="k", inputs=x, outputs=[1e7])
+    graph, costs = build.graph(), Costs.create(np.full((2, 2), 1e-3), "modelled")
+
+    def limited(memory, objective="latency"):
+        devices = [Device("box", memory=memory), Device("bbox", memory=memory)]
+        return Problem(graph, full_mesh(devices, 1e9), costs, objective=objective)
+
+    problem = limited(1e10)
+    plans = [planned(problem, [0, 0]), planned(problem, [1, 0])]
+    paced = planned(limited(1e10, "throughput"), [0, 1])
+    dashes = """() => {
+      const set = CanvasRenderingContext2D.prototype.setLineDash;
+      window.dashes = [];
+      CanvasRenderingContext2D.prototype.setLineDash = function (one) {
+        window.dashes.push(String(one));
+        set.call(this, one);
+      };
+    }"""
+    seen = []
+    for shown in (plans, [paced], [planned(limited(3e8), [0, 1])]):
+        view = opened(*shown, titles=["one", "other"][: len(shown)])
+        view.evaluate(dashes)
+        drawn = listened(view)
+        view.get_by_label("Show the whole run").click()
+        seen.append((set(drawn()), view.evaluate("dashes"), view.locator("#memory .about").first.inner_text()))
+    for texts, _, about in seen[:2]:
+        assert "has 9.31 GiB" in texts
+        assert "all of them on one scale" in about
+    assert "pipeline full" not in seen[0][0]
+    assert "1.5,2.5" in seen[0][1]
+    assert "The dotted line is that of other." in seen[0][2]
+    assert "pipeline full" in seen[1][0]
+    assert "1.5,2.5" not in seen[1][1]
+    assert not any(text.startswith("has ") for text in seen[2][0])
+    assert "the line at the top is what it has" in seen[2][2]
+    view = opened(plans[0], paced, titles=["one", "paced"])
+    drawn = listened(view)
+    view.get_by_label("Show the whole run").click()
+    assert any(re.match("paced · .* per sample; below, one sample on its way", text) for text in drawn())
+
+
+def test_what_moved_is_told_by_layer(opened):
+    """A module that holds nearly all that moved is unfolded; each row says how many went which way."""
+    problem = layers(30)
+    old = [0] + [0, 1] * 30
+    new = [1] + [1, 0] * 29 + [0, 1]
+    view = opened(planned(problem, new), planned(problem, old), titles=["new", "old"])
+    table = view.locator("#compare .table").nth(1)
+    shown = view.locator("#compare h3").all_inner_texts()
+    assert shown == ["59 of 61 ops moved: by module", "Op by op"]
+    assert table.get_by_role("status").inner_text() == "6 of 30 rows"
+    row = table.locator("tbody tr").first.inner_text().split("\t")
+    first, second = ("fast", "slow") if view.locator("#compare b").inner_text() == "new" else ("slow", "fast")
+    assert [" ".join(cell.split()) for cell in row[:3]] == [
+        "layers.0", "2", f"{first} → {second} 1 {second} → {first} 1",
+    ]  # fmt: skip
+    assert view.locator(".box .where", has_text="2 moved").first.locator("span").first.inner_text() == "2 devices"
+
+
 def test_tables_sort_and_filter(opened, both):
     view = opened(both[0])
 
@@ -724,6 +838,15 @@ def test_predicted_beside_measured(opened, both):
         order.append([row.split()[0] for row in view.locator("#verified tbody tr").all_inner_texts()])
     assert order == [["time", "busy", "outputs", "memory"], ["outputs", "time", "busy", "memory"]]
     assert view.locator("nav a").first.inner_text() == "Predicted and measured"
+    rows = view.locator("#verified tbody tr")
+    assert "≤ 1e-4" in rows.filter(has_text="outputs").inner_text()
+    loose = opened(both[0], verified=[{**seen, "placed_spread": 0.02}])
+    told = "36% more than predicted, which is less than the spread of its runs, ± 20.0 ms"
+    assert told in loose.locator("#verified").inner_text()
+    assert loose.locator("#verdict .gain:not(.bad)").inner_text() == f"measured 30.0 ms, {told}"
+    assert [row.split()[0] for row in opened(both[0], verified=[seen]).locator("#verified tbody tr").all_inner_texts()][
+        -1
+    ] == "busy"
     assert opened(both[0]).locator("nav a").first.inner_text() == "Timeline"
     assert opened(both[0]).locator("#verified").is_hidden()
     wide = opened(both[0], verified=[{**seen, "holds": True, "within": 1000.0}]).locator("#verified").inner_text()
@@ -739,6 +862,14 @@ def test_planning_is_drawn(opened, both):
     assert "bound rose from 10.0 ms to 12.5 ms, and the gap fell from 66.7% to 50.0%" in told
     assert view.locator("#progress path.bound").count() == 1
     assert opened(both[1]).locator("#progress").is_hidden()
+    assert "The axis begins at 9.60 ms." in view.locator("#progress").inner_text()
+    chart, panel = (view.locator(f"#progress {one}").bounding_box()["width"] for one in ("svg", ".panel"))
+    assert panel - chart < 40
+    steps = tuple((i * 1e-3, i, 0.03 - i * 1e-5) for i in range(500))
+    many = opened(replace(both[0], history=steps)).locator("#progress circle")
+    places = np.array(many.evaluate_all("all => all.map((one) => [one.cx.baseVal.value, one.cy.baseVal.value])"))
+    assert 20 < len(places) < 250
+    assert np.hypot(*np.diff(places, axis=0).T).min() >= 6
 
 
 def test_the_keyboard_reaches_everything(opened, both):
@@ -844,6 +975,19 @@ def test_it_prints(opened, both):
     assert pdf.startswith(b"%PDF")
     width, height = re.search(rb"/MediaBox \[0 0 (\d+)[.\d]* (\d+)", view.pdf(prefer_css_page_size=True)).groups()
     assert int(width) > int(height)  # the time axis is long
+    build = GraphBuilder("wide")
+    for i in range(30):
+        build.op(f"x{i}", kind="k", outputs=[1e6])
+    devices = [Device(f"d{i}", memory=1e9) for i in range(30)]
+    problem = Problem(build.graph(), full_mesh(devices, 1e9), Costs.create(np.full((30, 30), 1e-3), "modelled"))
+    many = opened(planned(problem, np.arange(30, dtype=np.int32)))
+    tall = "[...document.querySelectorAll('canvas')].map((one) => one.height / one.width)"
+    before = many.evaluate(tall)
+    many.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert min(before) > 0.7 > 0.66 > max(many.evaluate(tall))  # lanes are lower: all are seen on one page
+    many.emulate_media(media="print")
+    room = "(one) => one.parentElement.clientWidth - one.clientWidth"
+    assert max(many.locator("canvas").evaluate_all(f"all => all.map({room})")) <= 20
     view.set_viewport_size({"width": 1000, "height": 700})
     view.emulate_media(media="print")
     assert view.evaluate("document.documentElement.scrollWidth") <= 1000  # the graph and the tables fit on paper

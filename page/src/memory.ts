@@ -7,7 +7,7 @@ import type { State } from "./state";
 import { AXIS, PAPER_TALL, TimeCanvas } from "./timecanvas";
 
 const LANE = 64;
-const LEAST = 18; // of a lane, on paper
+const LEAST = 14; // of a lane and its gap, on paper
 const GAP = 14;
 const LINE = 20; // of text above a lane, where there is no room beside it
 const FAR = 0.2;
@@ -19,7 +19,9 @@ export function memory(state: State): HTMLElement {
   const far = () => used().every(({ device }) => device.memory !== null && device.peak < FAR * device.memory);
   const most = () => Math.max(...used().map(({ device, beside }) => Math.max(device.peak, beside?.peak ?? 0)));
   const above = () => (canvas.narrow ? LINE : 0);
-  const tall = () => (state.printing ? Math.min(LANE, Math.max(LEAST, Math.floor((PAPER_TALL - AXIS) / used().length - GAP))) : LANE);
+  // From lane to lane, on paper as low as a page is; and of that, the lane.
+  const pitch = () => (state.printing ? Math.min(LANE + GAP, Math.max(LEAST, Math.floor((PAPER_TALL - AXIS) / used().length))) : LANE + GAP);
+  const tall = () => pitch() - Math.min(GAP, Math.floor(pitch() / 4));
   const pipelined = () => state.plan.objective === "throughput";
 
   /** The same device in the other plan. */
@@ -35,7 +37,7 @@ export function memory(state: State): HTMLElement {
     const broken = far();
     const lane = tall();
     used().forEach(({ device, i, beside }, row) => {
-      const top = AXIS + 6 + row * (above() + lane + GAP) + above();
+      const top = AXIS + 6 + row * (above() + pitch()) + above();
       const bottom = top + lane;
       const full = broken ? most() / LOW : (device.memory ?? most());
       const y = (held: number) => bottom - (lane - 6) * Math.min(1.05, full > 0 ? held / full : 0);
@@ -146,7 +148,7 @@ export function memory(state: State): HTMLElement {
     return `Memory over time: ${facts.join(", ")}.`;
   }
 
-  const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (above() + tall() + GAP));
+  const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (above() + pitch()));
   state.on(["at"], () => canvas.soon());
   const nothing = h("p", { class: "about" }, "No op of this plan has a size.");
   const over = h("div", { class: "over panel" }, canvas.canvas);

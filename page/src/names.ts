@@ -2,7 +2,7 @@
 // as wide as its name.
 
 import type { Graph } from "./data";
-import { around, modulePath, shortName } from "./modules";
+import { around, shortName } from "./modules";
 
 const LETTER = 6.6; // pixels: to measure each name would take longer than to draw it
 const PADDING = 5;
@@ -21,22 +21,42 @@ interface Stretch {
 
 type Write = (text: string, from: number) => void;
 
+const trees = new WeakMap<Graph, [Int32Array, Int32Array]>();
+
+/** The tree without the nodes that are no modules: the module of each node, itself or above, and what is above that. */
+function modules(graph: Graph): [Int32Array, Int32Array] {
+  let found = trees.get(graph);
+  if (!found) {
+    const { parent, paths } = graph;
+    const own = Int32Array.from(parent.keys());
+    for (let node = 1; node < own.length; node++) if (!paths[node]) own[node] = own[parent[node]]; // parents come first
+    found = [own, parent.map((up) => own[Math.max(0, up)])];
+    trees.set(graph, found);
+  }
+  return found;
+}
+
 export class Names {
   private stretches: Stretch[] = [];
+  private readonly own: Int32Array;
+  private readonly parent: Int32Array;
+
   constructor(
     private graph: Graph,
     private left: number,
     private right: number,
-  ) {}
+  ) {
+    [this.own, this.parent] = modules(graph);
+  }
 
   /** A slice, from the left to the right. */
   add(item: number, from: number, to: number): void {
-    const node = this.graph.node[item];
+    const node = this.own[this.graph.node[item]];
     (from = Math.max(from, this.left)), (to = Math.min(to, this.right));
     const last = this.stretches[this.stretches.length - 1];
     const follows = last && from - last.to < APART;
     if (follows && ((last.to - last.from < NARROW && to - from < NARROW) || (last.node === node && last.item < 0 && to - from < NARROW))) {
-      if (last.node !== node) last.node = around(this.graph.parent, last.node, node);
+      if (last.node !== node) last.node = around(this.parent, last.node, node);
       (last.low = Math.min(last.low, node)), (last.high = Math.max(last.high, node));
       last.item = -1;
       last.to = Math.max(last.to, to);
@@ -55,7 +75,7 @@ export class Names {
 
   /** Names stretches that touch, all within one node: as deep in the tree as names fit. Whether there is one. */
   private name(first: number, end: number, inside: number, write: Write): boolean {
-    const { stretches, graph } = this;
+    const { stretches, graph, parent } = this;
     const from = stretches[first].from;
     const room = stretches[end - 1].to - from - 2 * PADDING;
     if (room < 2 * LETTER) return false;
@@ -70,14 +90,14 @@ export class Names {
       const numbers = node > inside ? this.numbers(node, stretches[first].low, stretches[first].high) : "";
       if (numbers) return put(`${this.path(node)}.${numbers}`) || put(`…${numbers}`);
       // Of the modules around it, the innermost that has room.
-      for (let at = node; at > inside; at = graph.parent[at]) if (put(this.path(at))) return true;
+      for (let at = node; at > inside; at = parent[at]) if (put(this.path(at))) return true;
       return item >= 0 && inside === 0 && put(graph.names[item].slice(graph.names[item].lastIndexOf(".") + 1));
     }
     let node = stretches[first].node;
-    for (let i = first + 1; i < end; i++) node = around(graph.parent, node, stretches[i].node);
+    for (let i = first + 1; i < end; i++) node = around(parent, node, stretches[i].node);
     const below = (i: number) => {
       let at = stretches[i].node;
-      while (at !== node && graph.parent[at] !== node) at = graph.parent[at];
+      while (at !== node && parent[at] !== node) at = parent[at];
       return at;
     };
     let found = false;
@@ -95,17 +115,16 @@ export class Names {
   }
 
   private path(node: number): string {
-    return shortName(this.graph, modulePath(this.graph.paths, this.graph.parent, node));
+    return shortName(this.graph, this.graph.paths[node]);
   }
 
   /** Modules within one that have numbers, from one to another: "0–4". Nothing where they have none. */
   private numbers(node: number, low: number, high: number): string {
-    const { paths, parent } = this.graph;
-    const outer = modulePath(paths, parent, node);
+    const { paths } = this.graph;
     const number = (inner: number) => {
-      let found = "";
-      for (let at = inner; at > node; at = parent[at]) if (paths[at]) found = paths[at];
-      return found.startsWith(`${outer}.`) ? found.slice(outer.length + 1) : "";
+      let at = inner;
+      while (at > node && this.parent[at] > node) at = this.parent[at];
+      return at > node && this.parent[at] === node && node > 0 ? paths[at].slice(paths[node].length + 1) : "";
     };
     const [first, last] = [number(low), number(high)];
     return /^\d+$/.test(first) && /^\d+$/.test(last) ? first + (first === last ? "" : `–${last}`) : "";

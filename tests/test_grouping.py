@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from placewise import load_problem
 from placewise.learned import grouping
+from placewise.simulator import evaluate
 from placewise.transforms import with_backward
 from problems import problem_of, random_problem
+from test_memory import fitting_placements, tight_problem
 
 DIAMOND = [(0, 1), (0, 2), (1, 3), (2, 3)]
 CHAIN = [(0, 1), (1, 2), (2, 3)]
@@ -56,6 +59,26 @@ def test_a_parameter_that_is_pinned_elsewhere_stays_by_itself():
 def test_a_group_leaves_memory_to_deal_out():
     # 10 bytes each on devices of 80: a group holds at most a quarter, two ops.
     assert labels(grouping.chains, 4, CHAIN, resident=10.0, memory=80.0) == [0, 0, 1, 1]
+
+
+def test_what_would_fill_a_group_is_not_attached():
+    kinds, edges = ["parameter", "op", "parameter", "parameter"], [(0, 1), (2, 1), (3, 1)]
+    resident = [6.0, 0.0, 3.0, 4.0]  # and a byte of output each
+    of = {memory: labels(grouping.units, 4, edges, op_kinds=kinds, resident=resident, memory=memory)
+          for memory in (64.0, 63.0, 35.0, 15.0)}  # fmt: skip
+    # A quarter of a device has room for all, for the two least, for the least, or for none.
+    assert of == {64.0: [0, 0, 0, 0], 63.0: [1, 0, 0, 0], 35.0: [1, 0, 0, 2], 15.0: [1, 0, 2, 3]}
+
+
+def test_tight_memory_leaves_plans_to_be_found():
+    found = []
+    for seed in range(50):
+        problem = tight_problem(np.random.default_rng(seed), most=2000)
+        groups = grouping.units(problem)
+        if fitting_placements(problem):
+            rows = np.array(list(itertools.product(range(problem.num_devices), repeat=groups.count)))
+            found.append(evaluate(problem, groups.expand(rows)).feasible.any())
+    assert (sum(found), len(found)) == (25, 29)  # 20, if whatever belongs together were put together
 
 
 def test_parameters_go_with_their_first_reader():

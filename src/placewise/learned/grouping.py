@@ -1,7 +1,8 @@
 """Groups of ops that a policy places as one, and the graph of these groups.
 
 Every rule begins the same way: parameters go with the first op that reads them, and a backward op with the forward op
-whose gradient it computes (ColocRL's first rule). What is left to decide is the forward graph.
+whose gradient it computes (ColocRL's first rule), where memory has room for both. What is left to decide is the forward
+graph.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -100,8 +101,8 @@ class Groups:
 
 
 def units(problem: Problem) -> Groups:
-    """Nothing is grouped beyond what must be."""
-    return _numbered(problem, attached(problem))
+    """Nothing is grouped beyond what must be, and what belongs together and has room."""
+    return _numbered(problem, _with_room(problem, attached(problem)))
 
 
 def coplace(problem: Problem) -> Groups:
@@ -145,10 +146,32 @@ class _Fit:
     """What decides whether groups may become one: devices in common, and memory."""
 
     def __init__(self, groups: Groups) -> None:
-        problem = groups.problem
         self.mask = np.ascontiguousarray(groups.allowed)
-        usable = problem.capacity[problem.allowed.any(axis=0)] if problem.num_ops else problem.capacity
-        self.limit = float(usable.min(initial=np.inf)) * _FULLEST
+        self.limit = _limit(groups.problem)
+
+
+def _limit(problem: Problem) -> float:
+    """Bytes that a group may hold for the whole run."""
+    usable = problem.capacity[problem.allowed.any(axis=0)] if problem.num_ops else problem.capacity
+    return float(usable.min(initial=np.inf)) * _FULLEST
+
+
+def _with_room(problem: Problem, root: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[N] roots; what would fill a group stays by itself. Of what is attached to an op, the least comes first."""
+    limit, alone = _limit(problem), problem.first_of_unit
+    if not problem.num_ops or np.isinf(limit):
+        return root
+    size, home = np.bincount(problem.unit, problem.graph.resident_bytes, problem.num_units), root[alone]
+    attaches = problem.unit[home] != np.arange(problem.num_units)
+    order = np.lexsort((size, attaches, home))
+    first = np.flatnonzero(np.diff(home[order], prepend=-1))
+    held = size[order].cumsum()
+    before = np.repeat(held[first] - size[order[first]], np.diff(np.append(first, len(order))))
+    full = np.zeros(problem.num_units, np.bool_)
+    full[order] = held - before > limit
+    torn = full & attaches & (size > 0)
+    found: NDArray[np.int64] = np.where(torn, alone, home)[problem.unit]
+    return found
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ BIN := .venv/bin
 # A few of many: see `placewise planners`.
 PLANNERS := single,random,blocks-by-memory,blocks-by-load,heft,cpop,local-search,auto
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench pictures clean
 
 run: .venv/.package
 	@$(BIN)/placewise compare llama-3-8b --cluster two-gpus-one-host --planners $(PLANNERS) --budget 5s --out out
@@ -20,6 +20,13 @@ lint: .venv/.dev
 
 bench: .venv/.dev
 	@set -e; for script in $(filter-out bench/harness.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+# Every picture of the docs, in some minutes. The table beside the picture of `compare` is that of the same run.
+pictures: .venv/.dev
+	@$(BIN)/python docs/pictures.py
+	@cd docs && PATH="$$PWD/../$(BIN):$$PATH" sh -c "$$(grep -m1 'plot compare.svg' compare.md)"
+	@$(BIN)/python page/picture.py
+	@$(BIN)/python bench/scale.py --plot bench/scale.svg
 
 clean:
 	@rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

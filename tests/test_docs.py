@@ -212,6 +212,18 @@ def test_links_in_the_documents_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_pictures_are_drawn_by_make_pictures():
+    """Each by a script, or by a command of the page, that names it."""
+    target = (ROOT / "Makefile").read_text().split("\npictures:")[1].split("\n\n")[0]
+    scripts = re.findall(r"\S+\.py", target)
+    known = target + "".join((ROOT / script).read_text() for script in scripts)
+    for page in PAGES:
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / page).read_text()):
+            picture = (ROOT / page).parent / target
+            assert picture.name in known, f"{page}: {target}"
+            assert picture.stat().st_size < 150_000
+
+
 def test_the_readme_leads_to_every_page():
     named = re.findall(r"^\| \[(docs/[\w-]+\.md)\]", (ROOT / "README.md").read_text(), re.M)
     assert sorted(named) == sorted(f"docs/{page.name}" for page in ROOT.glob("docs/*.md"))

@@ -661,7 +661,7 @@ def test_names_that_are_too_long_lose_their_beginning(opened):
 
 
 def test_memory_far_below_its_limits_has_one_scale(opened):
-    """Ten times as much is ten times as high; both plans are drawn, and limits named where they are."""
+    """Both plans are drawn, and limits named where they are; on one scale."""
     build = GraphBuilder("net")
     x = build.op("x", kind="k", outputs=[1e8])
     build.op("y", kind="k", inputs=x, outputs=[1e7])
@@ -703,6 +703,37 @@ def test_memory_far_below_its_limits_has_one_scale(opened):
     drawn = listened(view)
     view.get_by_label("Show the whole run").click()
     assert any(re.match("paced · .* per sample; below, one sample on its way", text) for text in drawn())
+
+
+def heights(view):
+    """Of the coloured pixels in the lanes of memory, in the middle of the run."""
+    return view.evaluate(
+        """() => {
+          const canvas = document.querySelector("#memory canvas");
+          const ratio = canvas.width / canvas.clientWidth;
+          const middle = Math.round(((126 + canvas.clientWidth) / 2) * ratio);
+          const { data } = canvas.getContext("2d").getImageData(middle, 0, 1, canvas.height);
+          const lanes = [0, 0];
+          for (let y = 0; y < canvas.height; y++) {
+            const pixel = data.slice(4 * y, 4 * y + 3);
+            const coloured = pixel.length && data[4 * y + 3] && Math.max(...pixel) - Math.min(...pixel) > 30;
+            if (coloured) lanes[Math.floor((y / ratio - 32) / 78)] += 1 / ratio;
+          }
+          return lanes;
+        }"""
+    )
+
+
+def test_heights_of_memory_compare_across_devices(opened):
+    build = GraphBuilder("net")
+    for name, size in (("x", 4e7), ("y", 1e7)):
+        build.op(f"{name}2", kind="k", inputs=build.op(name, kind="k", outputs=[size]))
+    devices = [Device("a", memory=1e10), Device("b", memory=1e9)]
+    costs = Costs.create(np.full((4, 2), 1e-3), "modelled")
+    view = opened(planned(Problem(build.graph(), full_mesh(devices, 1e9), costs), [0, 0, 1, 1]))
+    first, second = heights(view)
+    assert first == pytest.approx(0.55 * 58, abs=3)
+    assert second == pytest.approx(first / 4, abs=3)
 
 
 def test_what_moved_is_told_by_layer(opened):

@@ -21,10 +21,10 @@ lint: .venv/.dev
 bench: .venv/.dev
 	@set -e; for script in $(filter-out bench/harness.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
-# Every picture of the docs, in some minutes. The table beside the picture of `compare` is that of the same run.
+# Every picture of the docs, in some minutes. Tables beside those of `compare` are printed by the same commands.
 pictures: .venv/.dev
 	@$(BIN)/python docs/pictures.py
-	@cd docs && PATH="$$PWD/../$(BIN):$$PATH" sh -c "$$(grep -m1 'plot compare.svg' compare.md)"
+	@cd docs && PATH="$$PWD/../$(BIN):$$PATH" sh -c "$$(grep 'plot [a-z]*.svg$$' compare.md)"
 	@$(BIN)/python page/picture.py
 	@$(BIN)/python bench/scale.py --plot bench/scale.svg
 

@@ -11,7 +11,7 @@ import { modulePath, nodeOf } from "./modules";
 
 const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes
-const AT_FIRST_IN_LARGEST = 52; // while one has most of the ops
+const AT_FIRST_IN_LARGEST = 60; // while one has most of the ops
 const AT_MOST = 400;
 const ROOM = 600; // pixels down the page
 const LEAST = 0.75; // that the graph shrinks by itself, to fit into them
@@ -61,13 +61,13 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     tree = new Tree(state.graph);
     open = new Set([0]);
     chosen = null;
-    // Unfold the largest that leaves few boxes, or shows what most of the model is.
+    // Unfold the largest that leaves few boxes, or shows what most of the model is; but none that is next to nothing.
     for (let box: Box | undefined = 0; box !== undefined; ) {
       open.add(box);
       const visible = tree.visible(open);
       const inside = sums(state, tree, visible);
       const room = (i: number) => (inside[i].ops > state.graph.ops / 2 ? AT_FIRST_IN_LARGEST : AT_FIRST) + 1 - visible.length;
-      const fit = [...visible.keys()].filter((i) => visible[i] >= 0 && tree.children[visible[i]].length <= room(i));
+      const fit = [...visible.keys()].filter((i) => visible[i] >= 0 && tree.children[visible[i]].length <= room(i) && inside[i].ops > state.graph.ops / AT_FIRST);
       box = visible[fit.sort((a, b) => inside[b].ops - inside[a].ops)[0]];
     }
   }

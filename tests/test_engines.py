@@ -40,6 +40,12 @@ def problem(model, cluster, objective="latency"):
     return Problem(zoo.load(model).collapse_parameters().graph, cluster, objective=objective)
 
 
+def of_a_file(model, cluster):
+    """As a problem of a file, whose ops have names of their own."""
+    found = problem(model, cluster)
+    return replace(found, graph=replace(found.graph, op_modules=("",) * found.num_ops))
+
+
 def planned(name, model, cluster, objective="latency"):
     fitted = engines.get(name).fit(problem(model, cluster, objective))
     return plan(fitted, "auto", budget=Budget(evaluations=300))
@@ -463,7 +469,7 @@ def test_patterns_match_the_names_that_gguf_gives():
 
 
 def test_openvino_has_every_op_by_name():
-    fitted = engines.get("openvino").fit(problem("alexnet", box(24)))
+    fitted = engines.get("openvino").fit(of_a_file("alexnet", box(24)))
     assert fitted.execution.concurrency == "sequential"
     found = plan(fitted, "min-cut")
     told = json.loads(engines.get("openvino").export(found))
@@ -474,7 +480,7 @@ def test_openvino_has_every_op_by_name():
 
 
 def test_openvino_tells_two_gpus_apart():
-    two = problem("alexnet", box(24, 24))
+    two = of_a_file("alexnet", box(24, 24))
     halves = (np.arange(two.num_ops) < two.num_ops // 2).astype(np.int32)[two.first_of_unit][two.unit]
     made = Plan(two, halves, None, 1.0, 0.0, "hand", "0")
     told = json.loads(engines.get("openvino").export(made))
@@ -496,12 +502,22 @@ def test_graphs_without_modules_are_refused():
 def test_onnx_runtime_has_one_accelerator():
     with pytest.raises(Unsupported, match="forbid all but one"):
         engines.get("onnxruntime").fit(problem("alexnet", box(24, 24)))
-    fitted = engines.get("onnxruntime").fit(problem("alexnet", box(24)))
+    fitted = engines.get("onnxruntime").fit(of_a_file("alexnet", box(24)))
     found = plan(fitted, "min-cut")
     told = json.loads(engines.get("onnxruntime").export(found))
     rules = told["session.name_based_layer_assignment"]
     assert rules.startswith("gpu(")
     assert rules.count(",") + 1 == sum(kind not in ("input", "parameter") for kind in fitted.graph.op_kinds)
+
+
+def test_engines_that_know_ops_by_name_refuse_those_of_others():
+    ops = problem("alexnet", box(24))
+    parts = engines.get("torch-offload").fit(Problem(zoo.load("llama-3-8b-decode"), box(24)))
+    for name in ("openvino", "onnxruntime", "onnxruntime-split"):
+        for question, message in ((ops, "is an op of PyTorch's"), (parts, "parts of modules")):
+            made = Plan(question, np.zeros(question.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+            with pytest.raises(InvalidInput, match=message):
+                engines.get(name).export(made)
 
 
 # ---- what crosses ----------------------------------------------------------------------------------------------------

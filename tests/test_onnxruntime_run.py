@@ -69,7 +69,8 @@ def placed(path, device_of, engine="onnxruntime-split", kinds=("cpu", "cpu")):
     rates = {"flops": {"default": 1e11}, "bandwidth": 1e10}
     devices = [Device(name, kind=kind, **rates) for name, kind in zip(LOGICAL, kinds, strict=True)]
     graph = reader.load(path).collapse_parameters().graph
-    question = engines.get(engine).fit(Problem(graph, full_mesh(devices, 1e10)))
+    spare = ("little",) if engine == "onnxruntime" and kinds == ("cpu", "cpu") else ()
+    question = engines.get(engine).fit(Problem(graph, full_mesh(devices, 1e10), forbidden=spare))
     place = np.array([device_of(name) for name in graph.op_names], np.int32)
     return Plan(question, place, None, float(evaluate(question, place).value[0]), 0.0, "hand", "0")
 
@@ -218,6 +219,34 @@ def test_the_command_writes_a_folder(path, tmp_path, monkeypatch, capsys):
     assert export("--to", "onnxruntime-split", "--model", str(path))[0] == 2
 
 
+def test_rules_for_a_file_without_names_come_with_a_copy_that_has_them(tmp_path):
+    made = model()
+    for node in made.graph.node:
+        node.name = ""
+    onnx.save(made, str(tmp_path / "bare.onnx"))
+    plan = placed(tmp_path / "bare.onnx", lambda name: int(name == "%c"), "onnxruntime", ("cpu", "gpu"))
+    with pytest.raises(InvalidInput, match="the file has none for the node of '%a': with --model"):
+        engines.get("onnxruntime").export(plan)
+    engines.get("onnxruntime").write(plan, str(tmp_path / "bare.onnx"), tmp_path / "out")
+    copied = onnx.load(str(tmp_path / "out" / "model.onnx"))
+    rules = json.loads((tmp_path / "out" / "options.json").read_text())["session.name_based_layer_assignment"]
+    assert "gpu(%c)" in rules
+    assert {node.name for node in copied.graph.node} >= {"%a", "%c", "%y"}
+    x = {"x": np.ones((2, 32), np.float32)}
+    outputs = [
+        runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).run(None, x)
+        for file in (tmp_path / "bare.onnx", tmp_path / "out" / "model.onnx")
+    ]
+    np.testing.assert_array_equal(outputs[0][0], outputs[1][0])
+
+
+def test_names_that_nodes_share_are_made_up():
+    made = model()
+    for node in made.graph.node[1:3]:
+        node.name = "twice"
+    assert reader.node_names(made.graph)[:4] == ["half", "twice", "%b", "right"]
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +265,11 @@ def test_a_provider_that_is_not_here_is_told(path):
 
 def test_one_session_has_one_cpu_and_rules_need_a_version(path, monkeypatch):
     with pytest.raises(InvalidInput, match="plan for onnxruntime-split"):
-        run(placed(path, lambda name: int(name == "end"), "onnxruntime"), path, {}, "onnxruntime").__enter__()
+        run(placed(path, lambda name: int(name == "end")), path, {}, "onnxruntime").__enter__()
+    with pytest.raises(InvalidInput, match=r"two CPUs, and a session has one: .* onnxruntime-split"):
+        engines.get("onnxruntime").export(placed(path, lambda name: int(name == "end")))
+    with pytest.raises(Unsupported, match=r"has one CPU, and there are big, little: .* --forbid little"):
+        engines.get("onnxruntime").fit(placed(path, lambda name: 0).problem)
     monkeypatch.setattr(runtime, "__version__", "1.27.0")
     monkeypatch.setattr(runtime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     plan = placed(path, lambda name: int(name == "end"), "onnxruntime", ("cpu", "gpu"))

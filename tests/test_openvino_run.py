@@ -122,6 +122,31 @@ def test_the_exported_file_is_what_hetero_takes(path):
     assert core.compile_model(model, told["device"]).get_property("EXECUTION_DEVICES") == ["CPU"]
 
 
+def test_two_cpus_are_one_plugin_twice(path, capsys):
+    """Named as the export says, and registered as it says on stderr, they run."""
+    for names, plugin in ((("a", "b"), "CPU2"), (("cpu0", "cpu1"), "CPU1"), (("CPU", "CPUB"), "CPUB")):
+        question = problem(path, *names)
+        place = np.array([int(name in ("both", "end")) for name in question.graph.op_names], np.int32)
+        plan = Plan(question, place, None, 1.0, 0.0, "hand", "0")
+        told = json.loads(engines.get("openvino").export(plan))
+        assert (told["device"], told["register"]) == (f"HETERO:CPU,{plugin}", [plugin])
+        assert capsys.readouterr().err.endswith(f"core.get_versions('CPU')['CPU'].description, '{plugin}')\n")
+        core = ov.Core()
+        core.register_plugin(core.get_versions("CPU")["CPU"].description, plugin)
+        model = core.read_model(path)
+        set_affinities(model, told["affinity"])
+        assert core.compile_model(model, told["device"]).get_property("EXECUTION_DEVICES") == ["CPU", plugin]
+        with run(plan, path, {}) as ready:
+            assert ready.subgraphs() == list(names)
+
+
+def test_two_devices_of_one_name_are_refused(path):
+    question = problem(path, "a", "b", "CPU2")
+    place = np.arange(question.num_ops, dtype=np.int32) % 3
+    with pytest.raises(InvalidInput, match="two devices for one"):
+        engines.get("openvino").export(Plan(question, place, None, 1.0, 0.0, "hand", "0"))
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 

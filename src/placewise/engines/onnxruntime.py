@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.engines import check_devices, engine
+from placewise.engines.names import check_ops
 from placewise.engines.ranks import accelerator_number
 from placewise.errors import InvalidInput, Unsupported
+from placewise.importers.onnx import MADE_UP
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -33,13 +35,14 @@ _RECORD: Final = "session.record_ep_graph_assignment_info"
 
 def one_gpu(problem: Problem) -> Problem:
     """A session runs its nodes one after the other, on the CPU and at most one other device."""
-    others = [device.name for device in problem.cluster.devices if device.kind != "cpu"]
-    usable = [name for name in others if name not in problem.forbidden]
-    if len(usable) > 1:
-        raise Unsupported(
-            f"a session of ONNX Runtime has one accelerator, and there are {', '.join(usable)}: "
-            f"forbid all but one, as with --forbid {usable[-1]}, or plan for onnxruntime-split"
-        )
+    usable = [device for device in problem.cluster.devices if device.name not in problem.forbidden]
+    for what, of_kind in (("CPU", ("cpu",)), ("accelerator", ("gpu", "npu"))):
+        names = [device.name for device in usable if device.kind in of_kind]
+        if len(names) > 1:
+            raise Unsupported(
+                f"a session of ONNX Runtime has one {what}, and there are {', '.join(names)}: "
+                f"forbid all but one, as with --forbid {names[-1]}, or plan for onnxruntime-split"
+            )
     return replace(problem, execution=replace(problem.execution, concurrency="sequential"))
 
 
@@ -53,17 +56,48 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Session]
         yield Session(plan, path, devices)
 
 
-@engine("onnxruntime", fit=one_gpu, run=run)
+def write(plan: Plan, model: str, folder: Path) -> None:
+    """The model with a name for each node, and the session options with rules for these, in options.json."""
+    from placewise.files import write_text
+    from placewise.importers import onnx as importer
+    from placewise.importers import require
+
+    onnx = require("onnx", "onnx")
+    with readable(plan, model, {}) as path:
+        plan.check_model(importer.load(path, plan.problem.graph.name), ADVICE)
+        options, copied = _options(plan), importer.whole(path)[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.weights").unlink(missing_ok=True)  # it would be written to, not anew
+        onnx.save_model(copied, str(folder / "model.onnx"), save_as_external_data=True, location="model.weights")
+        write_text(folder / "options.json", options)
+
+
+@engine("onnxruntime", fit=one_gpu, run=run, write=write)
 def onnxruntime(plan: Plan) -> str:
     """JSON of session options with session.name_based_layer_assignment (ONNX Runtime 1.28 and later).
 
     Rules match parts of node names and the longest wins, so whole names are safe. Versions before ignore the option
     without a word: set session.record_ep_graph_assignment_info and read back where nodes are.
     """
+    if unnamed := next((name for name in plan.problem.graph.op_names if name.startswith(MADE_UP)), ""):
+        raise InvalidInput(
+            f"rules are for names, and the file has none for the node of {unnamed!r:.60}: with --model and --out, a "
+            "copy of it that has names is written beside the rules"
+        )
+    return _options(plan)
+
+
+def _options(plan: Plan) -> str:
+    check_ops(plan, "onnxruntime")
     graph, cluster = plan.problem.graph, plan.problem.cluster
     used = [cluster.devices[d] for d in sorted(set(plan.placement.tolist()))]
-    if sum(device.kind != "cpu" for device in used) > 1:
-        raise InvalidInput("the plan uses two accelerators, and a session has one: plan with `--engine onnxruntime`")
+    for what, count in (
+        ("CPUs", sum(device.kind == "cpu" for device in used)),
+        ("accelerators", sum(device.kind != "cpu" for device in used)),
+    ):
+        if count > 1:
+            raise InvalidInput(f"the plan uses two {what}, and a session has one: plan with `--engine onnxruntime`, or "
+                               "for onnxruntime-split")  # fmt: skip
     rules = []
     for device in np.unique(plan.placement).tolist():
         ops = np.flatnonzero((plan.placement == device) & ~graph.is_stored).tolist()
@@ -214,7 +248,7 @@ class Session:
     @cached_property
     def _placed(self) -> Any:
         options = self._runtime.SessionOptions()
-        for key, value in json.loads(onnxruntime(self._plan)).items() if len(self._where) > 1 else ():
+        for key, value in json.loads(_options(self._plan)).items() if len(self._where) > 1 else ():
             options.add_session_config_entry(key, value)
         return open_session(self._path, self._accelerator, options)
 

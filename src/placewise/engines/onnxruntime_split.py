@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.engines import along, check_devices, engine
+from placewise.engines.names import check_ops
 from placewise.engines.onnxruntime import ADVICE, Provider, assigned, open_session, provider, readable
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
@@ -62,6 +63,7 @@ def write(plan: Plan, model: str, folder: Path) -> None:
 @engine("onnxruntime-split", fit=segments_in_turn, run=run, write=write)
 def onnxruntime_split(plan: Plan) -> str:
     """JSON of segments in order, each a device and its nodes; with --model, the sub-models in a folder."""
+    check_ops(plan, "onnxruntime-split")
     graph, cluster = plan.problem.graph, plan.problem.cluster
     start, edges = graph.in_edges
     reads = [graph.edge_producer[edges[start[op] : start[op + 1]]].tolist() for op in range(graph.num_ops)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +17,8 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.cluster import Cluster
 from placewise.engines import along, check_devices, engine
+from placewise.engines.names import check_ops
 from placewise.errors import InvalidInput
 from placewise.plans import Plan
 from placewise.problem import Problem
@@ -61,13 +62,19 @@ def openvino(plan: Plan) -> str:
 
     `set_affinities` puts them on a model. Names are the ops of the graph: import the model from its .xml file.
     """
-    cluster = plan.problem.cluster
-    names = [device_name(cluster, d) for d in range(plan.problem.num_devices)]
-    used_names = [names[d] for d in sorted(set(plan.placement.tolist()))]
-    if len(set(used_names)) < len(used_names):
-        raise InvalidInput(f"OpenVINO would take two devices for one: {', '.join(used_names)}; name them as it does")
+    check_ops(plan, "openvino")
+    names = device_names(plan)
+    if len(set(names.values())) < len(names):
+        raise InvalidInput(
+            f"OpenVINO would take two devices for one: {', '.join(names.values())}; name them as it does"
+        )
     places = {op: names[d] for op, d in zip(plan.problem.graph.op_names, plan.placement.tolist(), strict=True)}
-    return json.dumps({"device": hetero(places.values()), "affinity": places}, indent=1) + "\n"
+    told: dict[str, Any] = {"device": hetero(places.values())}
+    if more := [name for name in names.values() if name.startswith("CPU") and name != "CPU"]:
+        told["register"] = more
+        print(f"note: OpenVINO has one CPU. For {', '.join(more)}: core.register_plugin(core.get_versions('CPU')['CPU']"
+              f".description, {more[0]!r})", file=sys.stderr)  # fmt: skip
+    return json.dumps(told | {"affinity": places}, indent=1) + "\n"
 
 
 def hetero(devices: Any) -> str:
@@ -75,15 +82,27 @@ def hetero(devices: Any) -> str:
     return f"HETERO:{','.join(sorted(set(devices), key=lambda name: (name.startswith('CPU'), name)))}"
 
 
-def device_name(cluster: Cluster, device: int) -> str:
-    """What OpenVINO calls a device: its name in the cluster if it is one of OpenVINO's, else by kind and number."""
-    kind, known = cluster.devices[device].kind, cluster.device_names[device].upper()
-    if known in ("CPU", "GPU", "NPU") or known.partition(".")[0] == "GPU":
-        return known
-    if kind in ("cpu", "npu"):
-        return kind.upper()
-    gpus = [d for d, other in enumerate(cluster.devices) if other.kind == kind]
-    return f"GPU.{gpus.index(device)}" if len(gpus) > 1 else "GPU"
+def device_names(plan: Plan) -> dict[int, str]:
+    """What OpenVINO calls each device that a plan uses: its name if it is one of OpenVINO's, else by kind and number.
+
+    CPUs after the first are its plugin once more, under another name: their own, if that begins with CPU.
+    """
+    cluster = plan.problem.cluster
+    used = sorted(set(plan.placement.tolist()))
+    own = {d: cluster.device_names[d].upper() for d in used}
+    cpus = sorted((d for d in used if cluster.devices[d].kind == "cpu"), key=lambda d: own[d] != "CPU")
+    gpus = [d for d, device in enumerate(cluster.devices) if device.kind == "gpu"]
+    found = {}
+    for d in used:
+        if d in cpus:
+            found[d] = "CPU" if d == cpus[0] else own[d] if own[d].startswith("CPU") else f"CPU{cpus.index(d) + 1}"
+        elif own[d].partition(".")[0] in ("GPU", "NPU"):
+            found[d] = own[d]
+        elif d in gpus:
+            found[d] = f"GPU.{gpus.index(d)}" if len(gpus) > 1 else "GPU"
+        else:
+            found[d] = "NPU"
+    return found
 
 
 def set_affinities(model: Any, places: Mapping[str, str]) -> None:
@@ -271,10 +290,9 @@ def _logical_devices(core: Any, plan: Plan, given: Mapping[str, str]) -> dict[in
     from placewise.measure.openvino import has_device, settings
 
     cluster, found = plan.problem.cluster, dict[int, Logical]()
-    for d in sorted(set(plan.placement.tolist())):
+    for d, own in device_names(plan).items():
         name = cluster.device_names[d]
-        text = given.get(name, device_name(cluster, d))
-        plugin, properties = settings(text, counters=False)
+        plugin, properties = settings(given.get(name, "CPU" if own.startswith("CPU") else own), counters=False)
         if not has_device(core, plugin):
             here = ", ".join(core.available_devices)
             raise InvalidInput(
@@ -284,7 +302,7 @@ def _logical_devices(core: Any, plan: Plan, given: Mapping[str, str]) -> dict[in
         if plugin in taken and plugin != "CPU":
             raise InvalidInput(f"the plan uses {name} as {plugin}, and so it does another device: say what each is")
         if plugin in taken:
-            plugin = f"CPU{len(taken) + 1}"
+            plugin = own if own.startswith("CPU") and own not in taken else f"CPU{len(taken) + 1}"
             core.register_plugin(core.get_versions("CPU")["CPU"].description, plugin)
         found[d] = Logical(plugin, properties)
     return found

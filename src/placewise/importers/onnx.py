@@ -35,6 +35,8 @@ _INFERENCE_SECONDS = 120
 #: Name of the configuration that `write_placement` writes.
 _CONFIGURATION = "placewise"
 
+#: Before the name of an op whose node has none of its own.
+MADE_UP: Final = "%"
 _DTYPES: Final = {
     "FLOAT": "float32", "DOUBLE": "float64", "FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
     "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz", "FLOAT8E8M0": "float8_e8m0fnu",
@@ -561,14 +563,16 @@ def _widths(attributes: Mapping[str, Any], total: int) -> list[int]:
 
 
 def node_names(graph: Any) -> list[str]:
-    """A name for each node: its own where it has one that no other has."""
-    taken: dict[str, int] = {}
-    names = []
+    """A name for each node: its own where it has one that none before it has, else % and the value that it makes."""
+    names: dict[str, None] = {}
     for position, node in enumerate(graph.node):
-        name = node.name or next((key for key in node.output if key), f"{node.op_type}_{position}")
-        taken[name] = taken.get(name, 0) + 1
-        names.append(name if taken[name] == 1 else f"{name}:{taken[name] - 1}")
-    return names
+        name = node.name
+        if not name or name in names:
+            name = MADE_UP + next((key for key in node.output if key), f"{node.op_type}_{position}")
+        while name in names:
+            name += "'"
+        names[name] = None
+    return list(names)
 
 
 def _inner_graphs(node: Any) -> Iterator[Any]:

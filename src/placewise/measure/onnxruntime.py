@@ -39,11 +39,12 @@ def _named(path: Path, folder: Path, dims: Mapping[str, int] | None) -> Path:
     onnx = require("onnx", "onnx")
     importer.load(path, dims=dims)  # refuses what is damaged, before the runtime sees it
     model = onnx.load(str(path), load_external_data=False)
-    if all(node.name for node in model.graph.node):
+    names = importer.node_names(model.graph)
+    if [node.name for node in model.graph.node] == names:
         return path
     with told(f"{path}: its weights cannot be read"):
         onnx.load_external_data_for_model(model, str(path.parent))
-    for node, name in zip(model.graph.node, importer.node_names(model.graph), strict=True):
+    for node, name in zip(model.graph.node, names, strict=True):
         node.name = name
     onnx.save(model, str(folder / "model.onnx"), save_as_external_data=True, location="weights")
     return folder / "model.onnx"

@@ -186,23 +186,34 @@ def test_a_chain_is_solved_by_enumeration_alone():
     assert (answer.value, answer.is_optimal) == (11.0, True)
 
 
-def test_where_memory_is_too_small_for_the_best_sum_the_plan_fits_and_the_bound_holds():
+def short_of_memory(seed):
+    """Two blocks, on devices that each have room for 0.3 to 1 of all that there is; small enough for brute force."""
+    rng = np.random.default_rng(seed)
+    problem = in_series(rng, blocks=2, width=2, devices=2 + seed % 2, groups=seed % 4 == 0, stored=seed % 3 == 0)
+    if problem.num_ops > 6:
+        return None
+    rng, every = np.random.default_rng(seed), problem.graph.resident_bytes.sum() + problem.graph.tensor_bytes.sum()
+    memory = {name: float(every * rng.uniform(0.3, 1.0)) for name in problem.cluster.device_names}
+    return replace(problem, cluster=problem.cluster.with_memory(memory))
+
+
+def test_where_memory_is_too_small_for_the_best_sum_the_plan_is_the_best_that_fits():
     fitted = 0
-    for seed in range(25):
-        rng = np.random.default_rng(seed)
-        problem = in_series(rng, blocks=2, width=2, devices=2)
-        if problem.num_ops > 6:
+    # Of 5000122 two ends of a block cannot be had together; what is best for the blocks of 5000183 does not fit.
+    for seed in (5000122, 5000183, *range(20)):
+        problem = short_of_memory(seed)
+        if problem is None:
             continue
-        room = float(problem.graph.resident_bytes.sum() + problem.graph.tensor_bytes.sum()) * 0.5
-        memory = dict.fromkeys(problem.cluster.device_names, room)
-        problem = replace(problem, cluster=problem.cluster.with_memory(memory))
         best = min(brute_force_orders(problem)[0], brute_force(problem)[0])
         try:
-            answer = plan(problem, "series", budget=Budget(evaluations=20_000))
-        except NoFeasiblePlan:
+            answer = plan(problem, "series", budget=ENOUGH)
+        except Unsupported:
             continue
-        assert math.isfinite(best)
-        assert answer.lower_bound <= best <= answer.value * (1 + 1e-12), seed
+        except NoFeasiblePlan:
+            assert math.isinf(best), seed
+            continue
+        assert answer.lower_bound <= best, seed
+        assert answer.value == pytest.approx(best, rel=1e-9), seed
         fitted += 1
     assert fitted > 5
 

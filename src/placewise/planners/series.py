@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from placewise.costs import Costs
 from placewise.driver import Context
+from placewise.errors import NoFeasiblePlan
 from placewise.graph import Floats, Ints
 from placewise.planners import get, planner
 from placewise.planners.cpsat import first_twins
@@ -72,7 +73,8 @@ def series(problem: Problem, ctx: Context) -> None:
 
     Parameters that are ops go where they are read, so they never wait; without them, and without what other blocks hold
     in memory, no block is slower, so what is proved holds in any case. Where memory is too small for the best sum, the
-    plan is repaired and searches go on with the whole graph; what is proved may then be out of reach.
+    plan is repaired, and searches and CP-SAT go on with the whole graph. If that is too large for CP-SAT, what is
+    proved may be out of reach.
     """
     ctx.evaluate(*schedule(problem))
     row = Row(problem)
@@ -81,6 +83,9 @@ def series(problem: Problem, ctx: Context) -> None:
         for name, share in zip(_SEARCHES, _OVERFLOW, strict=True):
             ctx.delegate(name, share=share)
     row.prove(ctx)
+    if row.overflows(ctx) or ctx.best is None:  # what fits by itself need not fit together
+        for name in ("fit", _EXACT) if ctx.best is None else (_EXACT,):
+            ctx.delegate(name, share=_PART)
     row.improve(ctx, 1.0)
 
 
@@ -311,6 +316,9 @@ class Row:
                 for i, name in enumerate(planners):
                     options = {"goal": goal} if name == _EXACT and math.isfinite(goal) else {}
                     inner.delegate(name, share=1.0 / (len(planners) - i), options=options)
+            except NoFeasiblePlan:  # proved: the block does not fit, with these ends at least
+                if pair is not None:
+                    block.proved[pair] = np.inf
             finally:
                 block.learn(pair, inner)
                 self._twins.spread(block)
@@ -323,7 +331,9 @@ class Row:
             placement, order = self._whole(way)
             if not math.isfinite(ctx.evaluate(placement, order)):
                 settled(self._problem, ctx, placement[self._problem.first_of_unit])
-        ctx.bound(_cheapest([self.blocks[k].proved for k in self.which])[0] * (1 - _ROUNDING * len(self.which)))
+        proved = _cheapest([self.blocks[k].proved for k in self.which])[0]
+        if math.isfinite(proved):  # else nothing fits, which is not for a bound to say
+            ctx.bound(proved * (1 - _ROUNDING * len(self.which)))
 
     def overflows(self, ctx: Context) -> bool:
         """Whether a sum that is better than the best plan has turned out not to fit."""

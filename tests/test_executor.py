@@ -586,7 +586,10 @@ def test_a_run_for_verify(tmp_path):
         assert told == {op: found.devices[op] for op in told}
         assert len(told) == 3
         assert set(run.busy()) == {"d0", "d1"}
-        assert run.peak() == {}
+        # d0: what comes to relu, and what it makes; d1: the weights, x, and what comes from or goes to d0.
+        assert run.peak() == {"d0": 4 * 2 * (2 * 16), "d1": 4 * (8 * 16 + 16 + 16 * 4 + 4 + 2 * 8 + 2 * 16)}
+        assert run.given == "the file's weights and its example inputs"
+        np.testing.assert_allclose(plain, module(*args).detach())
         assert run.links() == {("d0", "d1"): True, ("d1", "d0"): True}
         signatures = {s for s, k in zip(graph.op_signatures, graph.op_kinds, strict=True) if k != "input"}
         seen = {(device, signature) for device, signature, _ in run.times()}
@@ -611,10 +614,36 @@ def test_what_verify_cannot_run_is_told_before_its_devices(tmp_path):
         with pytest.raises(InvalidInput, match=message), run(found, model, {}):
             pass
     parts = of(engines.get("torch-offload").fit(Problem(graph, gpus)))
-    with pytest.raises(InvalidInput, match=r"run by Plan\.apply\(model\)"), run(parts, "alexnet", {}):
+    with pytest.raises(InvalidInput, match=r"with the config\.json"), run(parts, "alexnet", {}):
         pass
     with pytest.raises(InvalidInput, match="CUDA devices; say what it is"), run(found, "alexnet", {"gpu0": "cuda:99"}):
         pass
+
+
+def test_a_plan_of_a_training_step_is_not_verified():
+    graph = from_torch(nn.Linear(8, 8), (torch.randn(2, 8),), training="sgd")
+    found = Plan(Problem(graph, logical(2)), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+    with (
+        pytest.raises(Unsupported, match=r"of a training step, and verify runs inference"),
+        engines.get("torch").run(found, "alexnet", {}),
+    ):
+        pass
+
+
+def test_the_model_without_a_plan_is_where_there_is_room_for_both():
+    """10 layers of 4 MiB, half of them on the GPU: 40 MiB for all of it, and 20 for the placed half."""
+    from placewise.engines.torch import beside
+
+    module, args = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(10))), (torch.randn(1, 1024),)
+    graph = from_torch(module, args).collapse_parameters().graph
+    where = (np.arange(graph.num_ops) > 5).astype(np.int32)
+    found = Plan(Problem(graph, logical(2)), where, None, 1.0, 0.0, "hand", "0")
+    homes = [torch.device("cuda", 0), torch.device("cpu")]
+    assert beside(found, homes, lambda home: 61 * 2**20) == homes[0]
+    assert beside(found, homes, lambda home: 59 * 2**20).type == "cpu"
+    assert beside(found, [homes[0]] * 2, lambda home: 79 * 2**20).type == "cpu"  # both of its devices are that GPU
+    assert beside(found, [homes[0]] * 2, lambda home: 81 * 2**20) == homes[0]
+    assert beside(found, [homes[1]] * 2, lambda home: 0).type == "cpu"
 
 
 def test_decoding_runs_as_placed():

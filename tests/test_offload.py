@@ -17,6 +17,7 @@ from placewise.errors import InvalidInput, PlacewiseError, Unsupported  # noqa: 
 from placewise.importers.transformers import from_transformers  # noqa: E402
 from placewise.plans import Plan  # noqa: E402
 from placewise.simulator import evaluate, violations  # noqa: E402
+from placewise.verify import verify  # noqa: E402
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -428,6 +429,43 @@ def test_the_page_of_the_docs_runs(run):
     parts = json.loads(Path("modes.json").read_text()).values()
     assert {part["compute"] for part in parts} == {"cpu", "gpu0"}
     exec(code.replace("plan.apply(model)", "plan.apply(model, devices={'gpu0': 'cpu'})"), {})
+
+
+# ---- verify ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "prompt", "decode"), [(1, 16, True), (2, 12, True), (1, 16, False), (3, 5, False)])
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_verify_runs_the_phase_of_the_plan(tmp_path, kind, batch, prompt, decode):
+    from placewise.engines.torch_offload_run import _phase
+
+    CONFIGS[kind].to_json_file(tmp_path / "config.json")
+    graph = from_transformers(CONFIGS[kind], batch=batch, prompt=prompt, decode=decode)
+    fitted = engines.get("torch-offload").fit(Problem(graph, problem_of(kind, 9.0).cluster))
+    found = by_hand(fitted, random_modes(batch + prompt))
+    assert _phase(found, str(tmp_path)) == (batch, prompt, decode)
+    seen = verify(found, str(tmp_path), devices=BOTH_ON_CPU, seconds=0.0, within=1e9)
+    assert seen.engine == "torch-offload"
+    assert seen.holds, seen.findings
+    told = {finding.claim: finding for finding in seen.findings}
+    assert told["outputs"].found < 1e-5
+    assert told["placement"].found == len(modes(found))
+    assert {"memory of gpu (counted)", "memory of cpu (counted)"} <= set(told)
+    assert {claim for claim in told if claim.startswith("busy ")} == {
+        f"busy {mode['compute']}" for mode in modes(found).values()
+    }
+
+
+def test_verify_refuses_another_model(tmp_path):
+    transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 5}).to_json_file(tmp_path / "config.json")
+    found = by_hand(problem_of("dense", 9.0), lambda module: (0, 0))
+    with pytest.raises(InvalidInput, match="not the model of this plan"):
+        verify(found, str(tmp_path / "config.json"), devices=BOTH_ON_CPU)
+    CONFIGS["dense"].to_json_file(tmp_path / "config.json")
+    graph = from_transformers(CONFIGS["dense"], prompt=8)
+    ops = Plan(Problem(graph, found.problem.cluster), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+    with pytest.raises(InvalidInput, match="plan with `--engine torch-offload`"):
+        verify(ops, str(tmp_path / "config.json"), devices=BOTH_ON_CPU)
 
 
 # ---- measured --------------------------------------------------------------------------------------------------------

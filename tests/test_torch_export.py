@@ -485,6 +485,78 @@ def rewritten(source: Path, target: Path, change) -> Path:
     return target
 
 
+class Odd(nn.Module):
+    """Weights that are tied, of several dtypes, views of others, buffers, and a constant that is no part of a state."""
+
+    def __init__(self):
+        super().__init__()
+        whole = torch.randn(3, 8, 8)
+        self.a = nn.Linear(8, 8)
+        self.b = nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+        self.turned, self.part = nn.Parameter(torch.randn(8, 8).t()), nn.Parameter(whole[1])
+        self.short = nn.Parameter(torch.randn(8).to(torch.bfloat16))
+        self.register_buffer("offset", torch.randn(8))
+        self.register_buffer("apart", torch.randn(8), persistent=False)
+
+    def forward(self, ids, x):
+        y = self.b(self.a(x)) @ self.turned @ self.part * self.short + self.offset + self.apart
+        return y[ids] + torch.tensor([1.0, 2.0]).sum()
+
+
+def test_a_saved_program_has_its_own_weights_and_inputs(tmp_path):
+    torch.manual_seed(0)
+    module, args = Odd().eval(), (torch.tensor([2, 0]), torch.randn(3, 8))
+    torch.export.save(torch.export.export(module, args), tmp_path / "m.pt2")
+    program, given = pt2.as_module(tmp_path / "m.pt2")
+    for tensor in program.buffers():
+        tensor.zero_()
+    assert pt2.own_values(tmp_path / "m.pt2", program, given) == []
+    with torch.no_grad():
+        assert torch.equal(given[0], args[0])
+        assert torch.equal(program(*given)[0], module(*args))
+
+
+def test_values_that_are_pickles_are_left_alone(tmp_path):
+    touched, buffer = tmp_path / "touched", io.BytesIO()
+    torch.save(Payload(touched), buffer)
+    module, args = nn.Linear(4, 4), (torch.randn(2, 4),)
+    torch.export.save(torch.export.export(module, args), tmp_path / "m.pt2")
+
+    def change(entry: str, raw: bytes) -> bytes:
+        if entry.endswith("model_weights_config.json"):
+            return raw.replace(b'"use_pickle": false', b'"use_pickle": true', 1)
+        return buffer.getvalue() if entry.endswith("sample_inputs/model.pt") else raw
+
+    evil = rewritten(tmp_path / "m.pt2", tmp_path / "evil.pt2", change)
+    program, given = pt2.as_module(evil)
+    assert pt2.own_values(evil, program, given) == ["weight", "inputs"]
+    assert not touched.exists()
+    assert torch.equal(next(held for held in program.buffers() if held.dim() == 1), module.bias)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda about: about.update(dtype=5), "with another type than the weights"),
+        (lambda about: about.update(storage_offset={"as_int": 10**6}), "its bytes are not all there"),
+    ],
+)
+def test_weights_that_are_not_as_the_file_says_are_refused(tmp_path, change, complaint):
+    torch.export.save(torch.export.export(nn.Linear(4, 4), (torch.randn(2, 4),)), tmp_path / "m.pt2")
+
+    def wrong(entry: str, raw: bytes) -> bytes:
+        if not entry.endswith("model_weights_config.json"):
+            return raw
+        data = json.loads(raw)
+        change(data["config"]["weight"]["tensor_meta"])
+        return json.dumps(data).encode()
+
+    evil = rewritten(tmp_path / "m.pt2", tmp_path / "evil.pt2", wrong)
+    with pytest.raises(InvalidInput, match=f"evil.*{complaint}"):
+        pt2.own_values(evil, *pt2.as_module(evil))
+
+
 class Payload:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from placewise import Problem, engines, plan
-from placewise.engines import Engine
+from placewise.engines import Counted, Engine
 from placewise.errors import InvalidInput, Unsupported
 from placewise.files import load_problem, load_profile
 from placewise.measure import Timing
 from placewise.report.table import describe_verification
-from placewise.verify import engine_for, verify
+from placewise.verify import _tolerance, difference, engine_for, verify
 from problems import problem_of
 
 OP = 0.01  # seconds
@@ -99,9 +99,9 @@ def test_a_run_as_predicted_holds(run, made):
 @pytest.mark.parametrize(
     ("claim", "change", "verdict"),
     [
-        ("outputs", lambda run: run.outputs[0].__iadd__(1e-3), "they differ"),
-        ("outputs", lambda run: run.outputs.append(run.outputs[0]), "they have other shapes"),
-        ("outputs", lambda run: run.outputs[0].fill(np.nan), "they differ"),
+        ("outputs", lambda run: run.outputs[0].__iadd__(1e-3), "they differ (float32)"),
+        ("outputs", lambda run: run.outputs.append(run.outputs[0]), "they have other shapes or dtypes"),
+        ("outputs", lambda run: run.outputs[0].fill(np.nan), "they differ (float32)"),
         ("placement", lambda run: run.places.update(op1="d1"), "op1 ran on d1"),
         ("placement", lambda run: run.places.clear(), "the engine tells of none"),
         ("link d0 to d1", lambda run: setattr(run, "links_work", False), "bytes change on the way"),
@@ -126,11 +126,65 @@ def test_small_differences_are_rounding(run):
     assert verdicts(seen)["outputs"] == "holds"
 
 
-def test_whole_numbers_must_be_equal(run, made, monkeypatch):
-    graph = replace(made.problem.graph, op_dtypes=("int64",) * 2)
-    object.__setattr__(made, "problem", replace(made.problem, graph=graph))
-    seen = run(lambda run: run.outputs[0].__iadd__(np.float32(1e-5)))
-    assert verdicts(seen)["outputs"] == "they differ"
+def of_dtypes(made, *dtypes, flops):
+    graph = replace(made.problem.graph, op_dtypes=dtypes, flops=np.array(flops))
+    return replace(made, problem=replace(made.problem, graph=graph))
+
+
+def test_the_tolerance_is_that_of_the_output_and_of_most_of_the_work(made):
+    assert _tolerance(made, "float32") == 1e-4
+    assert _tolerance(made, "int64") == _tolerance(made, "bool") == 0.0
+    one_op = of_dtypes(made, "float32", "bfloat16", flops=[9.0, 1.0])
+    assert [_tolerance(one_op, dtype) for dtype in ("float32", "bfloat16", "int32")] == [1e-4, 5e-2, 0.0]
+    most = of_dtypes(made, "float32", "bfloat16", flops=[1.0, 9.0])
+    assert _tolerance(most, "float32") == 5e-2
+
+
+def test_whole_numbers_must_be_equal(run, made):
+    """Off by one, of values up to 30,000."""
+    words = np.arange(30_000)
+
+    def change(run):
+        run.outputs = [run.outputs[0], np.where(words == 7, 8, words)]
+        run.plain = lambda: [np.array([1.0, 2.0], np.float32), words]
+
+    seen = run(change)
+    assert verdicts(seen)["outputs"] == "they differ (int64)"
+    assert seen.tolerance == {"float32": 1e-4, "int64": 0.0}
+    assert "Outputs must be alike: float32 within 1e-04, int64 equal." in " ".join(
+        describe_verification(made, seen).split()
+    )
+
+
+def test_one_large_value_hides_no_other():
+    plain = np.full(1000, 2.0, np.float32)
+    plain[0] = 1e30
+    placed = plain.copy()
+    assert difference(plain, placed) == 0.0
+    placed[1] = 2.5
+    assert difference(plain, placed) == 0.25
+    placed = plain.copy()
+    placed[0] *= 1.5
+    assert difference(plain, placed) == pytest.approx(0.5)
+
+
+def test_small_values_are_as_exact_as_the_large_ones_beside_them():
+    plain = np.array([0.0, 1e-6, 1.0, -4.0])
+    assert difference(plain, plain + 1e-3) == pytest.approx(1e-3 / 4)
+    assert difference(np.zeros(3), np.array([0.0, 0.5, 0.0])) == 0.5
+
+
+def test_a_model_that_makes_no_numbers_is_told(run):
+    def change(run):
+        run.outputs[0][1] = np.nan
+        run.plain = lambda: [np.array([1.0, np.nan], np.float32)]
+
+    assert verdicts(run(change))["outputs"] == "NaN without a plan, too"
+
+
+def test_bytes_that_were_counted_are_called_that(run):
+    seen = run(lambda run: run.held.update(d0=Counted(101.0)))
+    assert verdicts(seen)["memory of d0 (counted)"] == "more than there is"
 
 
 def test_what_was_measured_is_kept_and_used(run, made, monkeypatch, tmp_path):
@@ -155,8 +209,8 @@ def test_requests_that_make_no_sense(run, made):
         run(devices={"d7": "cpu"})
     with pytest.raises(Unsupported, match="vllm cannot be run from here"):
         verify(made, "model", engine="vllm")
-    assert [engine_for(name) for name in ("a.xml", "a.onnx", "a.pt2", "bert-base")] == [
-        "openvino", "onnxruntime", "torch", "torch",
+    assert [engine_for(name) for name in ("a.xml", "a.onnx", "a.pt2", "bert-base", "config.json")] == [
+        "openvino", "onnxruntime", "torch", "torch", "torch-offload",
     ]  # fmt: skip
 
 

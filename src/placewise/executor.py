@@ -633,6 +633,10 @@ class _Script:
         lines: list[str] = [line for _, node in early.get(-1, ()) for line in self._begin(node)]
         held: set[Node] = set()
         counts: set[Node] = set()
+        if counted:  # arguments are there from the start
+            read = dict.fromkeys(arg for node in mine for arg in node.all_input_nodes)
+            counts |= {arg for arg in read if arg.name in layout.arguments and layout.where[arg] == device}
+            lines += [f"hold(slots[{layout.slot[arg]}])" for arg in read if arg in counts]
         for position, node in enumerate(mine):
             waits = position == 0
             for arg in node.all_input_nodes:
@@ -652,7 +656,7 @@ class _Script:
                 else:
                     waits = True
                     lines += [*self._begin(arg), f"v{i} = end(v{i})"]
-                if counted and not (arg.op != "call_function" and layout.where[arg] == device):
+                if counted and arg not in counts and not (arg.op != "call_function" and layout.where[arg] == device):
                     lines.append(f"hold(v{i})")
                     counts.add(arg)
             before = layout.drawn_before.get(layout.slot[node])

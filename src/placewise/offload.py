@@ -100,6 +100,11 @@ class Offload:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def weights_on(self) -> dict[str, set[str]]:
+        """Part to where torch has its weights, which is where they are read."""
+        return {part.path: {str(weight.device) for weight in part.weights} for part in self._parts}
+
     def close(self) -> None:
         """No more hooks, and all weights on the CPU."""
         for hook in self._hooks:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from placewise import engines
 from placewise.certificate import NO_CLAIM, Finding
 from placewise.cluster import Cluster
-from placewise.engines import Run
+from placewise.engines import Counted, Run
 from placewise.errors import InvalidInput, Unsupported
 from placewise.files import known_profiles, load_profile, profile_folder, save_profile
 from placewise.measure import Timing, check_store, hardware_name, slug, timing_of
@@ -23,9 +23,11 @@ from placewise.plans import Plan
 from placewise.profiles import OpTime, Profile
 from placewise.simulator import simulate
 
-#: How far outputs may differ from those of the model without a plan, as a share of the largest of them. Devices add up
-#: in another order; whole numbers do not mind.
+#: How far outputs may differ from those of the model without a plan (see `difference`). Devices add up in another
+#: order; whole numbers do not mind.
 TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
+#: A value so many times the usual one tells nothing of how exact the others should be.
+_OUTLIER: Final = 1e3
 _WARM_UP, _LEAST, _MOST = 2, 3, 50  # rounds
 
 
@@ -39,9 +41,10 @@ class Verification:
     plain: Timing  # the model without a plan
     placed: Timing  # as the plan says
     predicted: float  # seconds
-    tolerance: float  # of the outputs
+    tolerance: Mapping[str, float]  # of the outputs, by dtype
     within: float  # how far the time may be off, as a share of what was predicted
     findings: tuple[Finding, ...]
+    given: str = ""  # weights and inputs that it was run with
 
     @property
     def holds(self) -> bool:
@@ -54,13 +57,16 @@ class Verification:
         times = {"predicted": self.predicted, "placed": self.placed.seconds, "plain": self.plain.seconds}
         spread = {"placed_spread": self.placed.spread, "plain_spread": self.plain.spread}
         about = {"plan": self.plan, "engine": self.engine, "library": self.library, "holds": self.holds}
-        about["within"] = self.within
+        about |= {"within": self.within, "tolerance": dict(self.tolerance), "given": self.given}
         return about | times | spread | {"findings": claims}
 
 
 def engine_for(model: str) -> str:
     """The engine that runs such a model, where none is named."""
-    return {".xml": "openvino", ".onnx": "onnxruntime"}.get(Path(model).suffix.lower(), "torch")
+    if Path(model).is_dir():
+        return "torch-offload"
+    by_suffix = {".xml": "openvino", ".onnx": "onnxruntime", ".json": "torch-offload"}
+    return by_suffix.get(Path(model).suffix.lower(), "torch")
 
 
 def verify(
@@ -90,10 +96,10 @@ def verify(
     on_progress("making it ready")
     with found.run(plan, model, devices or {}) as run:
         links = run.links()
-        expected, outputs = ([np.asarray(out) for out in given] for given in (run.plain(), run.placed()))
+        expected, outputs = (_read(made) for made in (run.plain(), run.placed()))
         plain, placed = _in_turn(run, seconds, on_progress)
         predicted = _one_run(plan)
-        tolerance = _tolerance(plan)
+        tolerance = {dtype: _tolerance(plan, dtype) for dtype, _ in expected}
         findings = (
             _outputs(expected, outputs, tolerance),
             _placement(plan, run.ran_on()),
@@ -105,7 +111,8 @@ def verify(
         if keep:
             on_progress("measuring its ops")
             keep(_with_profiles(plan, run))
-    return Verification(plan.digest, name, run.library, plain, placed, predicted, tolerance, within, findings)
+        given = getattr(run, "given", "")
+    return Verification(plan.digest, name, run.library, plain, placed, predicted, tolerance, within, findings, given)
 
 
 def _in_turn(run: Run, seconds: float, on_progress: Callable[[str], None]) -> tuple[Timing, Timing]:
@@ -134,26 +141,58 @@ def _one_run(plan: Plan) -> float:
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
 
-def _tolerance(plan: Plan) -> float:
-    """That of the coarsest arithmetic in the model."""
-    return max((TOLERANCE.get(dtype, 0.0) for dtype in set(plan.problem.graph.op_dtypes)), default=0.0)
+def _read(outputs: Sequence[ArrayLike]) -> list[tuple[str, NDArray[Any]]]:
+    """Each with its dtype, which NumPy may not have."""
+    return [(str(getattr(out, "dtype", None) or np.asarray(out).dtype), np.asarray(out)) for out in outputs]
 
 
-def _outputs(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]], tolerance: float) -> Finding:
-    if [out.shape for out in expected] != [out.shape for out in found]:
-        return Finding("outputs", None, None, "they have other shapes")
-    error = max((difference(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
-    return Finding("outputs", tolerance, error, "holds" if error <= tolerance else "they differ")
+def _tolerance(plan: Plan, dtype: str) -> float:
+    """That of an output: of its own dtype or, where that is coarser, of the one that most of the model computes in."""
+    if dtype.startswith(("int", "uint", "bool")):
+        return 0.0
+    graph = plan.problem.graph
+    work: dict[str, float] = {}
+    for used, flops in zip(graph.op_dtypes, graph.flops.tolist(), strict=True):
+        work[used] = work.get(used, 0.0) + flops
+    usual = max(work, key=work.__getitem__, default="")
+    return max(TOLERANCE.get(dtype, max(TOLERANCE.values())), TOLERANCE.get(usual, 0.0))
+
+
+def _outputs(
+    expected: Sequence[tuple[str, NDArray[Any]]],
+    found: Sequence[tuple[str, NDArray[Any]]],
+    tolerance: Mapping[str, float],
+) -> Finding:
+    """Of the output that is the least as it should be."""
+    if [(dtype, out.shape) for dtype, out in expected] != [(dtype, out.shape) for dtype, out in found]:
+        return Finding("outputs", None, None, "they have other shapes or dtypes")
+    worst = Finding("outputs", None, 0.0, "holds" if expected else "there are none")
+    share = -1.0
+    for (dtype, plain), (_, placed) in zip(expected, found, strict=True):
+        allowed = tolerance[dtype]
+        if plain.dtype.kind in "fc" and np.isnan(plain).any():  # that they are alike says nothing
+            return Finding("outputs", allowed, None, "NaN without a plan, too")
+        error = difference(plain, placed) if allowed else float(np.mean(plain != placed)) if plain.size else 0.0
+        used = error / allowed if allowed else np.inf if error else 0.0
+        if used > share:
+            share = used
+            worst = Finding("outputs", allowed, error, "holds" if error <= allowed else f"they differ ({dtype})")
+    return worst
 
 
 def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """The largest difference, as a share of the largest value; infinite where only one of the two is no number."""
+    """The largest difference, each as a share of the value or, of smaller ones, of the largest that is no outlier.
+
+    It is infinite where only one of the two is no number.
+    """
     a, b = (np.asarray(values, np.float64).ravel() for values in (expected, found))
     odd = ~np.isfinite(a)
     if not np.array_equal(a[odd], b[odd], equal_nan=True) or not np.isfinite(b[~odd]).all():
         return np.inf
-    scale = float(np.abs(a[~odd]).max(initial=0.0))
-    return float(np.abs(a - b)[~odd].max(initial=0.0)) / (scale or 1.0)
+    size = np.abs(a[~odd])
+    some = size[size > 0]
+    scale = float(some[some <= _OUTLIER * np.median(some)].max()) if len(some) else 1.0
+    return float((np.abs(a - b)[~odd] / np.maximum(size, scale)).max(initial=0.0))
 
 
 def _placement(plan: Plan, ran_on: Mapping[str, str]) -> Finding:
@@ -193,9 +232,10 @@ def _memory(plan: Plan, peak: Mapping[str, float]) -> list[Finding]:
     predicted = dict(zip(cluster.device_names, plan.timeline.peak.tolist(), strict=True))
     limit = {device.name: device.memory for device in cluster.devices}
     return [
-        Finding(f"memory of {name}", predicted[name], held, "holds" if held <= limit[name] else "more than there is")
+        Finding(f"memory of {name}{' (counted)' * isinstance(held, Counted)}", predicted[name], float(held),
+                "holds" if held <= limit[name] else "more than there is")
         for name, held in peak.items()
-    ]
+    ]  # fmt: skip
 
 
 # ---- what was measured, for the next plan ----------------------------------------------------------------------------

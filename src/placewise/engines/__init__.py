@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Counted(float):
+    """Bytes that were added up, where nobody tells what is held: of weights, and of tensors that are yet to be read."""
+
+
 class Run(Protocol):
-    """A model in an engine, with inputs: as the plan places it, and as it runs without a plan."""
+    """A model in an engine, with inputs: as the plan places it, and as it runs without a plan.
+
+    It may have `given`, which says with what weights and inputs it is run.
+    """
 
     library: str  # with its version
 
@@ -49,7 +56,7 @@ class Run(Protocol):
         """Seconds that each device of the cluster computed for in one placed run, as far as the engine can tell."""
 
     def peak(self) -> Mapping[str, float]:
-        """Bytes that each device of the cluster held at most, as far as the engine can tell."""
+        """Bytes that each device of the cluster held at most, as far as the engine can tell, or `Counted`."""
 
     def links(self) -> Mapping[tuple[str, str], bool]:
         """Whether bytes arrive unchanged, for each (from, to) that the plan sends over and the engine can test."""

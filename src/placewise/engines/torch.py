@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placewise.engines import engine
+from placewise.engines import Counted, engine
 from placewise.engines.ranks import accelerator_number
 from placewise.engines.torch_offload import WEIGHTS
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -40,7 +40,7 @@ def any_op(problem: Problem) -> Problem:
 
 @contextmanager
 def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun]:
-    """A model of the zoo or a `.pt2` file, with weights and inputs of small random values."""
+    """A model of the zoo, with small random values, or a `.pt2` file, with its own weights and example inputs."""
     import torch
 
     from placewise import zoo
@@ -53,21 +53,56 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
 
     check_readable(model, "torch")
     if any(op.endswith(WEIGHTS) for op in plan.problem.graph.op_names):
-        raise InvalidInput("a plan of --engine torch-offload is run by Plan.apply(model), and not by verify")
+        raise InvalidInput("a plan of --engine torch-offload is verified with the config.json of its model")
+    if (plan.problem.graph.phase != 0).any():
+        raise Unsupported("this plan is of a training step, and verify runs inference; Plan.apply(module, args) trains")
     module, args, kwargs, name = runnable(model)
     plan.check_model(zoo.load(model) if model in zoo.names() else pt2.load(model))
     homes = torch_devices(plan, devices)
+    given = "random weights and inputs"
     with told(f"{name}: cannot be run as the plan says"), torch.no_grad():
         torch.manual_seed(0)
         module, (args, kwargs) = materialised(module, (args, kwargs), torch.device("cpu"))
-        if model.endswith(".pt2"):  # the file's weights are not read, so these are whatever memory held
-            for tensor in (*module.parameters(), *module.buffers(), *args):
-                tensor.uniform_(0.0, 0.02) if tensor.dtype.is_floating_point else tensor.zero_()
-        used = [homes[d] for d in sorted(set(plan.placement.tolist()))]
-        alone = next((home for home in used if home.type == "cuda"), torch.device("cpu"))
-        plain = module if alone.type == "cpu" else copy.deepcopy(module).to(alone)
+        if model.endswith(".pt2"):
+            given = _own_values(model, module, args)
+        alone = beside(plan, homes, lambda home: float(torch.cuda.mem_get_info(home)[0]))
+        # The plan moves the weights of the module itself, which the plain one keeps if nothing moves.
+        moves = any(homes[d].type == "cuda" for d in plan.placement.tolist())
+        plain = copy.deepcopy(module).to(alone) if moves else module
+        if moves and alone.type == "cpu":
+            given += ", and without a plan on the CPU, as the GPU has no room for both"
         with plan.apply(module, args, kwargs, devices=devices) as placed:
-            yield TorchRun(plan, homes, plain, alone, placed, placed.brought(args, kwargs))
+            yield TorchRun(plan, homes, plain, alone, placed, placed.brought(args, kwargs), given)
+
+
+def _own_values(path: str, module: Any, args: Sequence[Any]) -> str:
+    """Give a program of a `.pt2` file its own values, and say what they are."""
+    from placewise.importers import pt2
+
+    for tensor in (*module.parameters(), *module.buffers(), *args):  # they are whatever memory held
+        tensor.uniform_(0.0, 0.02) if tensor.dtype.is_floating_point else tensor.zero_()
+    without = pt2.own_values(path, module, args)
+    invented = [name for name in without if name != "inputs"]
+    weights = "the file's weights" if not invented else f"small random values for {len(invented)} weights"
+    return f"{weights} and {'small random inputs, or zeros' if 'inputs' in without else 'its example inputs'}"
+
+
+def beside(plan: Plan, homes: Sequence[Any], free: Callable[[Any], float]) -> Any:
+    """Where the model runs without a plan: on the plan's first GPU, if it has room for both; else on the CPU.
+
+    `free` tells the bytes that a GPU has left.
+    """
+    import torch
+
+    from placewise.simulator import simulate
+
+    first = next((d for d in sorted(set(plan.placement.tolist())) if homes[d].type == "cuda"), None)
+    if first is not None:
+        alone = simulate(plan.problem, np.full(plan.problem.num_ops, first, np.int32)).peak[first]
+        placed = sum(peak for home, peak in zip(homes, plan.timeline.peak, strict=True) if home == homes[first])
+        if alone + placed <= free(homes[first]):
+            return homes[first]
+    return torch.device("cpu")
 
 
 @engine("torch", fit=any_op, run=run)
@@ -91,12 +126,19 @@ class TorchRun:
     """A module with its inputs, plain on one device and as a plan places it."""
 
     def __init__(
-        self, plan: Plan, homes: Sequence[Any], plain: Any, alone: Any, placed: Any, inputs: tuple[Any, Any]
+        self,
+        plan: Plan,
+        homes: Sequence[Any],
+        plain: Any,
+        alone: Any,
+        placed: Any,
+        inputs: tuple[Any, Any],
+        given: str = "",
     ) -> None:
         import torch
         from torch.utils import _pytree
 
-        self.library = f"torch {torch.__version__}"
+        self.library, self.given = f"torch {torch.__version__}", given
         self._plan, self._homes = plan, homes
         self._plain, self._placed, self._inputs = plain, placed, inputs
         self._plain_inputs = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(alone), inputs)
@@ -126,7 +168,7 @@ class TorchRun:
         return {device: float(np.median(values)) for device, values in sums.items()}
 
     def peak(self) -> Mapping[str, float]:
-        """Of GPUs; on a CPU, PyTorch does not tell."""
+        """Of GPUs, as PyTorch tells; on a CPU, where it does not, weights and tensors are counted."""
         import torch
 
         names = self._plan.problem.cluster.device_names
@@ -136,26 +178,15 @@ class TorchRun:
             torch.cuda.reset_peak_memory_stats(home)
         before = {name: self._held_by_plain(home) for name, home in gpus.items()}
         self.placed()
-        return {name: torch.cuda.max_memory_allocated(home) - before[name] for name, home in gpus.items()}
+        found = {name: torch.cuda.max_memory_allocated(home) - before[name] for name, home in gpus.items()}
+        args, kwargs = self._inputs
+        with torch.no_grad():
+            counted = self._placed.counted(*args, **kwargs) if len(gpus) < len(used) else {}
+        return found | {name: Counted(held) for name, held in counted.items() if name not in gpus}
 
     def links(self) -> Mapping[tuple[str, str], bool]:
-        """Each link that the plan sends over carries a pattern, as the executor sends tensors."""
-        import torch
-
-        from placewise.ports import port
-
-        names, moving = self._plan.problem.cluster.device_names, self._plan.timeline.transfers
-        pairs = sorted(set(zip(moving.source.tolist(), moving.target.tolist(), strict=True)))
-        pattern = (torch.arange(_PATTERN, dtype=torch.int64) * 2654435761 % 251).to(torch.uint8)
-        found = {}
-        for a, b in pairs:
-            with torch.no_grad():
-                source, target = port(self._homes[a]), port(self._homes[b])
-                given = source.give(pattern.to(self._homes[a], copy=True), self._homes[b].type != self._homes[a].type)
-                arrived = target.end(target.begin(given))
-                target.finish()
-                found[names[a], names[b]] = bool(torch.equal(arrived.cpu(), pattern))
-        return found
+        """Each link that the plan sends over."""
+        return tested_links(self._plan, self._homes)
 
     def times(self) -> Iterable[tuple[str, str, Timing]]:
         """Of each op, the median over some runs, over ops with the same signature and over devices of one hardware."""
@@ -195,14 +226,35 @@ class TorchRun:
             flat = _pytree.tree_leaves(module(*args, **kwargs))
         for home in {leaf.device for leaf in flat if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"}:
             torch.cuda.synchronize(home)
-        return [_Output(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
+        return [Output(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
 
 
-class _Output:
+def tested_links(plan: Plan, homes: Sequence[Any]) -> dict[tuple[str, str], bool]:
+    """Whether a pattern arrives over each link that the plan sends over, sent as the executor sends tensors."""
+    import torch
+
+    from placewise.ports import port
+
+    names, moving = plan.problem.cluster.device_names, plan.timeline.transfers
+    pairs = sorted(set(zip(moving.source.tolist(), moving.target.tolist(), strict=True)))
+    pattern = (torch.arange(_PATTERN, dtype=torch.int64) * 2654435761 % 251).to(torch.uint8)
+    found = {}
+    for a, b in pairs:
+        with torch.no_grad():
+            source, target = port(homes[a]), port(homes[b])
+            given = source.give(pattern.to(homes[a], copy=True), homes[b].type != homes[a].type)
+            arrived = target.end(target.begin(given))
+            target.finish()
+            found[names[a], names[b]] = bool(torch.equal(arrived.cpu(), pattern))
+    return found
+
+
+class Output:
     """A tensor that NumPy reads, wherever it is."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor, self.shape = tensor, tuple(tensor.shape)
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         tensor = self._tensor.detach().cpu()

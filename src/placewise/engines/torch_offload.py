@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.costs import LABELS, Costs
-from placewise.engines import engine
+from placewise.engines import Run, engine
 from placewise.engines.pieces import Pieces, feed_forward, pieces, tied
 from placewise.errors import InvalidInput, Unsupported
 from placewise.graph import Graph
@@ -67,7 +68,19 @@ def parts_and_weights(problem: Problem) -> Problem:
     return replace(problem, graph=small, costs=Costs.create(seconds, known), pins=pins, execution=execution)
 
 
-@engine("torch-offload", fit=parts_and_weights, places_parameters=True)
+@contextmanager
+def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Run]:
+    """A model of transformers, by its config.json, in the phase of the plan."""
+    from placewise.importers import require
+
+    require("torch", "torch")
+    from placewise.engines.torch_offload_run import ready
+
+    with ready(plan, model, devices) as made:
+        yield made
+
+
+@engine("torch-offload", fit=parts_and_weights, run=run, places_parameters=True)
 def torch_offload(plan: Plan) -> str:
     """JSON: where each module computes, and where its weights are; `Plan.apply(model)` runs it."""
     return json.dumps(modes(plan), indent=1) + "\n"

@@ -293,6 +293,67 @@ def as_module(path: str | Path) -> tuple[GraphModule, tuple[Tensor, ...]]:
         return _Rebuilder(_parsed(Path(path))[0]).rebuilt()
 
 
+def own_values(path: str | Path, module: GraphModule, args: Sequence[Tensor]) -> list[str]:
+    """Give a module of `as_module`, and its arguments, what the file has for them; the names of what it has none for.
+
+    Weights are bytes in the archive, and read as such. Example inputs are a pickle, which torch's reader for weights
+    alone takes apart, or else they are left as they are, and are called "inputs".
+    """
+    with naming(path), _told(), zipfile.ZipFile(path) as archive:
+        without = [held for name, held in module.meta["paths"].items() if not _filled(archive, held, module, name)]
+        return without if _given(archive, args) else [*without, "inputs"]
+
+
+def _filled(archive: zipfile.ZipFile, path: str, module: GraphModule, name: str) -> bool:
+    import torch
+
+    held = module.get_buffer(name)
+    for config in (
+        entry for entry in archive.namelist() if entry.endswith(("_weights_config.json", "_constants_config.json"))
+    ):
+        entry = _json(archive, config)["config"].get(path)
+        if entry is None or entry.get("use_pickle") or not entry.get("tensor_meta"):
+            continue
+        about = entry["tensor_meta"]
+        sizes, strides = ([int(part["as_int"]) for part in about[key]] for key in ("sizes", "strides"))
+        begin = int(about["storage_offset"]["as_int"]) * held.element_size()
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        if _DTYPES.get(about["dtype"]) != str(held.dtype).removeprefix("torch.") or sizes != [*held.shape]:
+            raise InvalidInput(f"{path:.60}: the program has it with another type than the weights")
+        if min((*strides, begin), default=0) < 0 or not 0 < extent <= 2 * held.numel():
+            return not held.numel()
+        with archive.open(f"{config.rpartition('/')[0]}/{entry['path_name']}") as file:
+            file.seek(begin)
+            raw = bytearray(file.read(extent * held.element_size()))
+        if len(raw) < extent * held.element_size():
+            raise InvalidInput(f"{path:.60}: its bytes are not all there")
+        with torch.no_grad():
+            held.copy_(torch.frombuffer(raw, dtype=held.dtype).as_strided(sizes, strides))
+        return True
+    return False
+
+
+def _given(archive: zipfile.ZipFile, args: Sequence[Tensor]) -> bool:
+    import io
+
+    import torch
+    from torch.utils import _pytree
+
+    entry = next((entry for entry in archive.namelist() if "/sample_inputs/" in entry and entry.endswith(".pt")), None)
+    if entry is None or archive.getinfo(entry).file_size > MAX_BYTES:
+        return not args
+    try:
+        example = torch.load(io.BytesIO(archive.read(entry)), map_location="cpu", weights_only=True)
+    except Exception:  # it says in many ways that there is more in it than tensors
+        return not args
+    found = [leaf for leaf in _pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+    if [(leaf.dtype, leaf.shape) for leaf in found] != [(arg.dtype, arg.shape) for arg in args]:
+        return not args
+    for arg, leaf in zip(args, found, strict=True):
+        arg.copy_(leaf)
+    return True
+
+
 class _Rebuilder(_Reader):
     """Turns calls into nodes of torch's own graphs. Tensors are found under their names."""
 
@@ -302,6 +363,7 @@ class _Rebuilder(_Reader):
         super().__init__(module, "", {})
         self.root, self.traced = torch.nn.Module(), torch.fx.Graph()
         self.arguments: list[Tensor] = []
+        self.paths: dict[str, str] = {}  # what holds a weight to its name
 
     def rebuilt(self) -> tuple[GraphModule, tuple[Tensor, ...]]:
         import torch
@@ -311,7 +373,9 @@ class _Rebuilder(_Reader):
         for node in graph.nodes:
             self._rebuild(graph, node)
         self.traced.output([self.values[name] for output in graph.outputs for name in _names(output)])
-        return torch.fx.GraphModule(self.root, self.traced), tuple(self.arguments)
+        made = torch.fx.GraphModule(self.root, self.traced)
+        made.meta["paths"] = self.paths
+        return made, tuple(self.arguments)
 
     def given(self, key: Hashable, name: str, kind: str, held: Laid, *, module: str = "", **columns: Any) -> Any:
         import torch
@@ -323,6 +387,7 @@ class _Rebuilder(_Reader):
             self.values[key] = self.traced.placeholder(f"input_{len(self.arguments)}")
         else:
             held_as = f"held_{len(self.values)}"
+            self.paths[held_as] = name
             self.root.register_buffer(held_as, made)
             self.values[key] = self.traced.get_attr(held_as)
         return self.values[key]

@@ -74,6 +74,23 @@ def from_transformers(
         return read(export(built, (), inputs), name or usual).graph
 
 
+def with_weights(model: str | Path) -> PreTrainedModel:
+    """The model of a configuration's file on the CPU, with the random weights that it begins with."""
+    require("torch", "transformers")
+    require("transformers", "transformers")
+    with naming(model), _alone(), quiet():
+        return _built(_config(model)[0], "cpu")
+
+
+def random_inputs(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, Any]:
+    """What a model of text is called with: so many tokens, any of its vocabulary."""
+    import torch
+
+    shown = _inputs(model, batch, tokens)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (batch, tokens))
+    return {name: ids if isinstance(value, torch.Tensor) else value for name, value in shown.items()}
+
+
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
@@ -149,14 +166,14 @@ def _few_modules() -> Iterator[None]:
         hook.remove()
 
 
-def _built(config: PretrainedConfig) -> PreTrainedModel:
-    """The model on the meta device, in the dtype of its configuration, with implementations that come with torch."""
+def _built(config: PretrainedConfig, device: str = "meta") -> PreTrainedModel:
+    """The model on a device, in the dtype of its configuration, with implementations that come with torch."""
     import torch
 
     kind = _kind(config)
     dtype = getattr(config, "dtype", None) or torch.float32
     try:
-        with torch.device("meta"), _few_modules():
+        with torch.device(device), _few_modules():
             try:
                 model = kind._from_config(config, dtype=dtype, attn_implementation="sdpa")
             except ValueError as error:

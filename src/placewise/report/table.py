@@ -244,6 +244,9 @@ def describe_verification(plan: Plan, seen: Verification) -> str:
     planned, plain = (f"{format_seconds(t.seconds)} (+- {t.spread:.0%})" for t in (seen.placed, seen.plain))
     runs = f"With {seen.library}, one run takes {planned} as planned and {plain} without a plan."
     runs += f" It may be {seen.within:.0%} off."
+    exact = ", ".join(f"{dtype} within {far:.0e}" if far else f"{dtype} equal" for dtype, far in seen.tolerance.items())
+    runs += f" Outputs must be alike: {exact}." if exact else ""
+    runs += f" It was run with {seen.given}." if seen.given else ""
     claims = table(["claim", "predicted", "measured", "verdict"], "lrrl", rows)
     return "\n\n".join([headline(plan), claims, wrapped(runs)])
 

@@ -1,0 +1,166 @@
+"""A plan of `--engine torch-offload` run for `placewise verify`: one token after a prompt, or the prompt itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from placewise.engines import Counted
+from placewise.engines.torch import Output, tested_links
+from placewise.engines.torch_offload import modes, parts_and_weights
+from placewise.errors import InvalidInput, Unsupported
+from placewise.plans import Plan
+from placewise.problem import Problem
+
+if TYPE_CHECKING:
+    from placewise.measure import Timing
+    from placewise.offload import Took
+
+#: Runs with a clock at each part, of which the median counts.
+_ROUNDS = 3
+_ID_BYTES = 8
+
+
+@contextmanager
+def ready(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[OffloadRun]:
+    """The model with random weights, once on the CPU and once as the plan says."""
+    import torch
+
+    from placewise.importers.transformers import random_inputs, with_weights
+    from placewise.measure import told
+    from placewise.ports import torch_devices
+
+    modes(plan)  # refuses plans of ops
+    batch, prompt, decode = _phase(plan, model)
+    homes = torch_devices(plan, devices)
+    with told(f"{model}: cannot be run as the plan says"), torch.no_grad():
+        torch.manual_seed(0)
+        module = with_weights(model)
+        inputs = random_inputs(module, batch, prompt)
+        plain = copy.deepcopy(module)
+        with plan.apply(module, devices=devices) as placed:
+            yield OffloadRun(plan, homes, plain, placed, inputs, decode)
+
+
+def _phase(plan: Plan, model: str) -> tuple[int, int, bool]:
+    """Prompts, tokens of each, and whether one token is written after them: with these, the model has the plan's parts.
+
+    A plan does not say so itself; its inputs and its caches have sizes.
+    """
+    from placewise.importers.transformers import from_transformers
+
+    graph = plan.problem.graph
+    if "input_ids" not in graph.op_names:
+        raise Unsupported("verify runs models that read tokens, and this plan has no op 'input_ids'")
+    made = graph.tensor_producer == graph.op_index("input_ids")
+    tokens = int(graph.tensor_bytes[made].max(initial=0.0)) // _ID_BYTES
+    shortest = from_transformers(model, prompt=1)
+    caches = float(graph.resident_bytes.sum() - shortest.resident_bytes.sum())
+    found: list[tuple[int, int, bool]] = []
+    if caches > 0:
+        after_one = from_transformers(model, batch=max(1, tokens), prompt=1, decode=True)
+        of_one = float(after_one.resident_bytes.sum() - shortest.resident_bytes.sum())
+        found = [(max(1, tokens), max(1, round(caches / of_one)), True)] if of_one > 0 else []
+    found += [(batch, tokens // batch, False) for batch in range(1, tokens + 1) if tokens % batch == 0]
+    refused: InvalidInput | None = None
+    for batch, prompt, decode in found:
+        theirs = from_transformers(model, batch=batch, prompt=prompt, decode=decode)
+        try:
+            plan.check_model(parts_and_weights(Problem(theirs, plan.problem.cluster)).graph)
+        except InvalidInput as error:
+            refused = refused or error
+        else:
+            return batch, prompt, decode
+    raise refused or InvalidInput("not the model of this plan: it is given no tokens")
+
+
+class OffloadRun:
+    """A model of transformers, plain on the CPU and as a plan places its parts."""
+
+    given = "random weights and tokens, and without a plan on the CPU"
+
+    def __init__(
+        self, plan: Plan, homes: Sequence[Any], plain: Any, placed: Any, inputs: Mapping[str, Any], decode: bool
+    ) -> None:
+        import torch
+        import transformers
+
+        self.library = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        self._plan, self._homes, self._plain, self._placed = plan, homes, plain, placed
+        self._inputs = dict(inputs)
+        self._caches = [self._read(called) for called in (plain, placed)] if decode else [None, None]
+        self._timed: list[list[Took]] = []
+
+    def _read(self, called: Any) -> Any:
+        """The cache of the prompt."""
+        return called(**self._inputs | {"use_cache": True}).past_key_values
+
+    def _called(self, called: Any, cache: Any) -> Sequence[ArrayLike]:
+        import torch
+
+        with torch.no_grad():
+            if cache is None:
+                made = called(**self._inputs)[0]
+            else:
+                last = self._inputs["input_ids"][:, :1]
+                made = called(input_ids=last, past_key_values=cache, use_cache=True)[0]
+                cache.crop(-1)  # for the next run
+        for home in {home for home in self._homes if home.type == "cuda"}:
+            torch.cuda.synchronize(home)
+        return [Output(made)]
+
+    def plain(self) -> Sequence[ArrayLike]:
+        """On the CPU."""
+        return self._called(self._plain, self._caches[0])
+
+    def placed(self) -> Sequence[ArrayLike]:
+        """As the plan says."""
+        return self._called(self._placed, self._caches[1])
+
+    def ran_on(self) -> Mapping[str, str]:
+        """By where the weights of each part are when they are read."""
+        names, weights = self._plan.problem.cluster.device_names, self._placed.weights_on
+        found = {}
+        for path, mode in modes(self._plan).items():
+            home = str(self._homes[names.index(mode["compute"])])
+            astray = weights[path] - {home}
+            found[path] = f"{', '.join(sorted(astray))}, and not {home}" if astray else mode["compute"]
+        return found
+
+    def _measured(self) -> list[list[Took]]:
+        if not self._timed:
+            self._timed = [list(self._placed.timed(self.placed)) for _ in range(_ROUNDS)]
+        return self._timed
+
+    def busy(self) -> Mapping[str, float]:
+        """The sum over a device's parts, each clocked; the median of some runs."""
+        sums: dict[str, list[float]] = {}
+        for turn, each in enumerate(self._measured()):
+            for took in each:
+                sums.setdefault(took.device, [0.0] * _ROUNDS)[turn] += took.seconds
+        return {device: float(np.median(values)) for device, values in sums.items()}
+
+    def peak(self) -> Mapping[str, float]:
+        """Of GPUs, as PyTorch tells; on a CPU, weights and buffers are counted."""
+        import torch
+
+        names = self._plan.problem.cluster.device_names
+        gpus = {name: home for name, home in zip(names, self._homes, strict=True) if home.type == "cuda"}
+        for home in gpus.values():
+            torch.cuda.reset_peak_memory_stats(home)
+        self.placed()
+        counted = {name: Counted(held) for name, held in self._placed.held.items() if name not in gpus and held}
+        return {name: float(torch.cuda.max_memory_allocated(home)) for name, home in gpus.items()} | counted
+
+    def links(self) -> Mapping[tuple[str, str], bool]:
+        """Each link that the plan sends over."""
+        return tested_links(self._plan, self._homes)
+
+    def times(self) -> Iterable[tuple[str, str, Timing]]:
+        """Profiles have the times of ops, and what is timed here is parts: `offload.measured` is for these."""
+        return ()

@@ -20,8 +20,10 @@ with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
     file = Path(folder) / "page.html"
     file.write_text(to_page([plan]), encoding="utf-8")
     browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-    view = browser.new_page(viewport={"width": 1120, "height": 1056}, color_scheme="light")
+    view = browser.new_page(viewport={"width": 1120, "height": 900}, color_scheme="light")
     view.goto(file.as_uri())
     view.wait_for_selector("html[data-ready]")
-    shot = Image.open(io.BytesIO(view.screenshot())).convert("P", palette=Image.Palette.ADAPTIVE, colors=200)
+    bottom = view.locator("#timeline").evaluate("(one) => one.getBoundingClientRect().bottom + scrollY")
+    whole = view.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": 1120, "height": bottom + 24})
+    shot = Image.open(io.BytesIO(whole)).convert("P", palette=Image.Palette.ADAPTIVE, colors=200)
     shot.save(Path(__file__).parent.parent / "docs/report.png", optimize=True)

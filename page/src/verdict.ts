@@ -9,7 +9,7 @@ import { shortName } from "./modules";
 import { type State, unlike } from "./state";
 import { offPrediction, withinSpread } from "./verified";
 
-const METERS = 4; // devices whose memory is drawn
+const METERS = 6; // devices whose memory is drawn
 const MODULES = 6; // that have a row
 const LEAST = 0.005; // of the time: modules below have no row of their own
 const LOADS = 16;

@@ -295,6 +295,40 @@ def test_a_map_covers_every_parameter():
         assert any(graph.op_names[op].startswith(f"{module}.") for module in places)
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_holds_layers_may_have_weights_of_its_own(inside, tmp_path):
+    """A parameter and a buffer beside a list of layers, in a module or in the model itself."""
+    torch, accelerate = pytest.importorskip("torch"), pytest.importorskip("accelerate")
+    from placewise.importers.torch_export import from_torch
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = torch.nn.Parameter(torch.randn(16))
+            self.register_buffer("scale", torch.randn(16))
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(4)])
+
+        def forward(self, x):
+            x = x * self.scale + self.shift
+            for layer in self.layers:
+                x = x + layer(x).relu()
+            return x
+
+    module = (torch.nn.Sequential(Holder(), torch.nn.Linear(16, 4)) if inside else Holder()).eval()
+    args = (torch.randn(2, 16),)
+    expected = module(*args)
+    fitted = engines.get("accelerate").fit(Problem(from_torch(module, args).collapse_parameters().graph, box(1, 1)))
+    found = pieces(fitted.graph)
+    placement = np.clip(found.of_op, 0, 2).astype(np.int32) % 2  # of no piece: on the first
+    made = Plan(fitted, placement, None, 1.0, 0.0, "hand", "0")
+    places = json.loads(engines.get("accelerate").export(made))
+    assert places["0" if inside else ""] == 0
+    accelerate.utils.check_device_map(module, places)
+    stand_ins = {name: ["cpu", "disk"][place] for name, place in places.items()}
+    placed = accelerate.dispatch_model(module, stand_ins, "cpu", offload_dir=tmp_path, force_hooks=True)
+    assert torch.equal(placed(*args), expected)
+
+
 def test_accelerate_takes_the_map():
     utils, accelerate = pytest.importorskip("accelerate.utils"), pytest.importorskip("accelerate")
     from transformers import AutoModelForCausalLM, GPT2Config

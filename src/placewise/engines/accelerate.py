@@ -49,14 +49,20 @@ def whole_modules(problem: Problem) -> Problem:
 
 @engine("accelerate", fit=whole_modules)
 def accelerate(plan: Plan) -> str:
-    """JSON for `device_map` of `from_pretrained`, or of `accelerate.dispatch_model`."""
+    """JSON for `device_map` of `from_pretrained`, or of `accelerate.dispatch_model`.
+
+    A module that holds lists of layers may have weights of its own: it has an entry, too, and those of its layers,
+    which are longer, count for these.
+    """
     cluster, found = plan.problem.cluster, pieces(plan.problem.graph)
     if not found.names:
         raise Unsupported(f"{plan.problem.graph.name!r:.60} has no modules that accelerate could place")
     at_home = at_homes(plan)
     devices = device_of_pieces(plan, found, "accelerate") if at_home is plan else _whole_layers(at_home, found)
-    places: dict[str, int | str] = {}
-    for name, device in zip(found.names, devices, strict=True):
+    graph, places = plan.problem.graph, dict[str, int | str]()
+    holds = np.flatnonzero((found.of_op < 0) & (graph.resident_bytes > 0)).tolist()
+    own = {graph.op_modules[op]: int(at_home.placement[op]) for op in reversed(holds)}
+    for name, device in [*sorted(own.items()), *zip(found.names, devices, strict=True)]:
         host = cluster.devices[device].kind == "cpu"
         places[name] = "cpu" if host else accelerator_number(cluster, device)
     return json.dumps(places, indent=1) + "\n"

@@ -706,6 +706,10 @@ def test_memory_far_below_its_limits_has_one_scale(opened):
     drawn = listened(view)
     view.get_by_label("Show the whole run").click()
     assert any(re.match("paced · .* per sample; below, one sample on its way", text) for text in drawn())
+    about = view.locator("#timeline .about")
+    assert "one sample" not in about.inner_text()
+    view.get_by_role("button", name="Swap the two plans").click()
+    assert "It shows one sample on its way through the pipeline." in about.inner_text()
 
 
 def heights(view):

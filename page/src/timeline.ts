@@ -451,11 +451,16 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     button("Whole run", "Show the whole run", () => state.look(0, state.end)),
     more,
   );
-  const throughput = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
   const hands = matchMedia("(hover: none)").matches ? "pinch to zoom, tap an op twice" : "pinch or Ctrl and wheel to zoom, click an op";
+  const about = h("p", { class: "about" });
+  const tell = () => {
+    const sample = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
+    about.textContent = `What each device and channel does, over time.${sample} Drag to move, ${hands} to find it in the graph.`;
+  };
+  state.on(["plan"], tell);
+  tell();
   const element = section(
-    "timeline", "Timeline",
-    `What each device and channel does, over time.${throughput} Drag to move, ${hands} to find it in the graph.`,
+    "timeline", "Timeline", null, about,
     h("div", { class: "bar" }, tools, legend),
     h("div", { class: "over panel" }, canvas.canvas, tip),
     said,

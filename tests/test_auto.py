@@ -1,11 +1,13 @@
 """The portfolio, and what a planner may hand to another."""
 
+import os
+import time
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from placewise import planners
+from placewise import apart, driver, planners
 from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.planners import planner
@@ -128,6 +130,122 @@ def test_auto_is_never_worse_than_its_members():
                     assert name in searches
                     lucky.append((seed, name))
     assert len({seed for seed, _ in lucky}) <= 1, lucky
+
+
+def test_auto_is_as_good_as_its_members_on_larger_problems():
+    """With as many evaluations, and within 1 % for those that search by chance."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, max_ops=30, objective=("latency", "completion", "latency")[seed], stored=0.0)
+        best = plan(problem, "auto", budget=Budget(evaluations=6_000)).value
+        for name in MEMBERS:
+            with suppress(NoFeasiblePlan, Unsupported):
+                alone = plan(problem, name, budget=Budget(evaluations=6_000)).value
+                assert best <= alone * (1.01 if name in SEARCHES else 1 + 1e-9), (seed, name)
+
+
+def test_with_many_ops_too_and_multilevel_begins_before_the_race():
+    rng = np.random.default_rng(0)
+    edges = [(int(rng.integers(max(0, i - 20), i)), i) for i in range(1, 320)]
+    problem = problem_of(rng.uniform(0.5, 1.5, (320, 3)), edges, sizes=0.3)
+    best = plan(problem, "auto", budget=Budget(evaluations=8_000))
+    for name in ("multilevel", "m-etf", "m-sct", "tsam", "min-cut", "metis"):
+        with suppress(Unsupported):
+            assert best.value <= plan(problem, name, budget=Budget(evaluations=8_000)).value, name
+    assert best.stopped == "budget"
+
+
+def test_on_one_device_it_matters_which_model_is_first():
+    problem = problem_of([[10.0], [1.0]], [], objective="completion", model=[0, 1], models=["a", "b"])
+    found = plan(problem, "auto")
+    assert (found.value, found.lower_bound) == (12.0, pytest.approx(12.0))
+
+
+def test_small_problems_are_proved():
+    rng = np.random.default_rng(3)
+    problem = problem_of(rng.integers(1, 9, (7, 2)).astype(float), [(0, 2), (1, 2), (2, 5), (3, 6)], sizes=1.0)
+    found = plan(problem, "auto", budget=Budget(evaluations=200_000))
+    assert found.gap < 1e-8
+
+
+def test_it_says_that_its_budget_has_ended_it():
+    @planner("boss")
+    def boss(problem, ctx):
+        """Leaves all to a member."""
+        ctx.delegate("greedy")
+
+    @planner("greedy")
+    def greedy(problem, ctx):
+        """Spends what it may, and ends by itself."""
+        while not ctx.should_stop():
+            ctx.evaluate([0, 0, 0])
+
+    assert plan(three_ops(), "boss", budget=Budget(evaluations=5)).stopped == "budget"
+    assert plan(three_ops(), "boss", budget=Budget(seconds=0.05)).stopped == "budget"
+
+
+def finds(value_of_two, wait=0.0):
+    """A search that has a plan at once and a better one after a while, and then goes on forever."""
+
+    def search(ctx):
+        ctx.evaluate([0, 0, 0])
+        yield ctx.best_value
+        time.sleep(wait)
+        while not ctx.should_stop():
+            ctx.evaluate(value_of_two)
+            yield ctx.best_value
+
+    return search
+
+
+@pytest.mark.skipif(not apart.POSSIBLE, reason="there is no fork here")
+def test_what_a_search_elsewhere_finds_counts(monkeypatch):
+    monkeypatch.setattr(driver, "cores", lambda: 2)
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Waits for another."""
+        with ctx.elsewhere("other", finds([0, 1, 1])) as other:
+            assert other is not None
+            ctx.evaluate([0, 0, 0])
+            while ctx.best_value > 2.0 and not ctx.should_stop():
+                time.sleep(0.01)
+        assert ctx.evaluations > 3
+
+    found = plan(three_ops(), "boss", budget=Budget(seconds=20))
+    assert (found.value, found.found_by) == (2.0, "other")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.skipif(not apart.POSSIBLE, reason="there is no fork here")
+def test_a_search_elsewhere_ends_with_the_plan_however_that_ends(monkeypatch):
+    monkeypatch.setattr(driver, "cores", lambda: 2)
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Is interrupted."""
+        with ctx.elsewhere("other", finds([0, 0, 0], wait=600)):
+            ctx.evaluate([0, 0, 0])
+            raise KeyboardInterrupt
+
+    assert plan(three_ops(), "boss", budget=Budget(seconds=600)).stopped == "interrupted"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize(("budget", "cores"), [(Budget(evaluations=9), 2), (Budget(1.0, 9), 2), (Budget(1.0), 1)])
+def test_one_core_or_a_budget_in_evaluations_is_one_process(monkeypatch, budget, cores):
+    monkeypatch.setattr(driver, "cores", lambda: cores)
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Is alone."""
+        with ctx.elsewhere("other", finds([0, 1, 1])) as other:
+            assert other is None
+        return [0, 0, 0]
+
+    assert plan(three_ops(), "boss", budget=budget).value == 3.0
 
 
 def test_a_search_in_the_race_does_what_it_does_alone():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
 
+from placewise.apart import POSSIBLE
 from placewise.cluster import Cluster, Device, full_mesh
-from placewise.driver import plan
+from placewise.driver import Budget, plan
 from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
 from placewise.planners import baechi
 from placewise.planners.baechi import favourite_children
@@ -50,6 +52,20 @@ def test_m_topo_shares_memory_equally_but_never_beyond_a_device():
     static = Execution(memory="static")
     problem = problem_of(np.ones((6, 3)), CHAIN, resident=4.0, memory=[100.0, 4.0, 100.0], execution=static)
     assert plan(problem, "m-topo").placement.tolist() == [0, 0, 0, 1, 2, 2]
+
+
+@pytest.mark.skipif(not POSSIBLE, reason="there is no fork here")
+def test_a_programme_that_takes_too_long_leaves_all_to_m_etf(monkeypatch):
+    problem = on_a_bus([10, 100, 100, 100, 100, 10], FORK_JOIN, 10.0)
+    monkeypatch.setattr(baechi, "_QUICK_EDGES", 0)
+    assert plan(problem, "m-sct").value == 230
+    monkeypatch.setattr(baechi, "favourite_children", lambda problem, threshold: time.sleep(600))
+    found = plan(problem, "m-sct", budget=Budget(seconds=0.4))
+    assert (found.value, found.stopped) == (230, "finished")
+    monkeypatch.setattr(baechi, "_QUICK_OPS", 0)
+    monkeypatch.setattr(baechi, "_try", lambda *given: time.sleep(600))
+    found = plan(problem, "m-etf", budget=Budget(seconds=0.2))
+    assert (found.value, found.stopped) == (plan(problem, "heft").value, "budget")
 
 
 # ---- favourite children ----------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from placewise.apart import POSSIBLE
 from placewise.cluster import Cluster, Device, Link
 from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
@@ -51,6 +53,16 @@ def test_cuts_where_little_flows(method):
     found = plan(problem, method).placement.reshape(4, 6)
     assert (found == found[:, :1]).all()
     assert sorted(found[:, 0].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(not POSSIBLE, reason="there is no fork here")
+def test_kahip_ends_with_its_budget(monkeypatch):
+    kahip = pytest.importorskip("kahip")
+    monkeypatch.setattr(kahip, "kaffpa", lambda *given: time.sleep(600))
+    problem = cliques(4, 6, resident=1.0, memory=8.0, objective="throughput", bandwidth=1e9)
+    found = plan(problem, "kahip", budget=Budget(seconds=0.2))
+    assert found.stopped == "budget"
+    assert found.placement.tolist() == plan(problem, "blocks-by-memory").placement.tolist()
 
 
 def test_a_faster_device_gets_more(method):

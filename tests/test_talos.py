@@ -16,8 +16,9 @@ from placewise.driver import Budget, Context, plan
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers import packed_chains
 from placewise.planners import get, talos
+from placewise.planners.heft import schedule
 from placewise.planners.order_search import Annealing
-from placewise.planners.speedup_rivals import _speedup_over_others
+from placewise.planners.speedup_rivals import _speedup_over_others, transient_speedup
 from placewise.problem import Execution
 from placewise.simulator import evaluate, simulate
 from placewise.simulator.arrays import checked_order
@@ -208,6 +209,15 @@ def construct(planner, problem):
     if planner == "talos":
         return talos.place(problem, ctx, talos.pack(problem, 2.0, 5.0))
     return get(planner).function(problem, ctx)
+
+
+def test_tsam_without_time_is_heft():
+    problem = random_problem(np.random.default_rng(0), max_ops=30, objective="latency", stored=0.0)
+    problem = replace(problem, contiguous=False, max_devices=None, execution=Execution())
+    context = Context(problem, Budget(seconds=1e-9), 0, 0.0, None, "tsam")
+    placement, order = transient_speedup(problem, context)
+    expected = schedule(problem)
+    assert (placement.tolist(), order.tolist()) == (expected[0].tolist(), expected[1].tolist())
 
 
 @pytest.mark.parametrize("planner", ["talos", "aswm", "tsam", "spt"])

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import placewise
+from placewise import apart
+from placewise.apart import Apart
 from placewise.cluster import Device, full_mesh
 from placewise.costs import Costs
 from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported, check_type
@@ -28,12 +30,14 @@ from placewise.problem import Problem
 from placewise.quantities import format_bytes
 from placewise.simulator import evaluate, simulate, violations
 from placewise.simulator.bounds import lower_bound
+from placewise.simulator.evaluation import cores
 from placewise.simulator.incremental import Incremental
 from placewise.simulator.working import takes_time, working_set
 
 DEFAULT_PLANNER = "auto"
 _COMPILING = "preparing the simulator (the first time, compiling it takes about 15 s)..."
 _REPORT_EVERY = 0.2  # seconds
+_EARLIER = 0.98  # of what is left: a search elsewhere ends before this one does
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Context:
         self.proved_by = ""  # who proved the bound, where it is above what holds for any planner
         self._parent: Context | None = None
         self._within: Context | None = None  # where what this one spends counts too
+        self._elsewhere: Apart | None = None  # a search in another process
         self._budget = budget
         self._on_progress = on_progress
         self._clock, self._began, self._reported = clock, clock(), time.perf_counter()
@@ -182,6 +187,7 @@ class Context:
         return self._is_over() or self.best_value <= self.lower_bound * (1 + 1e-9)
 
     def _is_over(self) -> bool:
+        self._hear()
         if self._parent and self._parent.stopped == "interrupted":
             self.stopped = "interrupted"
         if self.stopped == "finished" and (
@@ -228,8 +234,10 @@ class Context:
                 raise
             warnings.warn(f"planner {name!r} failed: {error!r:.200}", RuntimeWarning, stacklevel=2)
         finally:  # a second Ctrl-C may end the member anywhere
-            if self.best_value < known:
+            if member.best_value <= self.best_value < known:
                 self.found_by = member.found_by
+            if member.stopped != "finished":
+                self._is_over()  # it may have been all that was left
         return member.best
 
     @contextmanager
@@ -248,17 +256,63 @@ class Context:
         with suppress(_Stop):
             yield inner
 
-    def beside(self, name: str, clock: Callable[[], float]) -> Context:
+    def beside(self, name: str, clock: Callable[[], float], *, share: float = 1.0, seed: int | None = None) -> Context:
         """A context for a search that takes turns with others, in which it does what it does by itself with this seed.
 
-        Its random numbers, its budget, its clock and its incumbent are its own. What it spends, finds and proves counts
-        here at once.
+        Its random numbers, its budget (a share of the whole), its clock and its incumbent are its own. What it spends,
+        finds and proves counts here at once.
         """
-        member = Context(
-            self.problem, self._budget, self.seed, self.lower_bound, None, f"{self.planner}: {name}", clock
+        seconds, evaluations = self._budget.seconds, self._budget.evaluations
+        budget = Budget(
+            seconds=None if seconds is None else share * seconds,
+            evaluations=None if evaluations is None else max(1, int(share * evaluations)),
         )
+        own, title = self.seed if seed is None else seed, f"{self.planner}: {name}"
+        member = Context(self.problem, budget, own, self.lower_bound, None, title, clock)
         member._parent = member._within = self
         return member
+
+    @contextmanager
+    def elsewhere(self, name: str, search: Callable[[Context], Iterable[float]]) -> Iterator[Apart | None]:
+        """Let a search run on another core, if there is one, beside what happens in the block.
+
+        It does there what it does by itself with this seed; what it finds counts here soon after. A budget in
+        evaluations is spent in one process, as else the same seed would not give the same plan.
+        """
+        if math.isinf(self.seconds_left) or self.evaluations_left < sys.maxsize or cores() < 2 or not apart.POSSIBLE:
+            yield None
+            return
+        budget = Budget(seconds=max(_EARLIER * self.seconds_left, 1e-3))
+
+        def work(send: Callable[[Any], None]) -> None:
+            member, sent = Context(self.problem, budget, self.seed, self.lower_bound, None, clock=self._clock), 0.0
+            with suppress(_Stop):
+                for _ in search(member):
+                    if member.history and member.seconds > sent + _REPORT_EVERY:
+                        sent = member.seconds
+                        send((member.best, member.best_value, member.evaluations))
+            send((member.best, member.best_value, member.evaluations))
+
+        with Apart(work) as self._elsewhere:
+            self._elsewhere_name, self._elsewhere_spent = name, 0
+            try:
+                yield self._elsewhere
+            finally:
+                self._hear()
+                self._elsewhere = None
+
+    def _hear(self) -> None:
+        """Take over what the search elsewhere has found."""
+        for news in self._elsewhere.received() if self._elsewhere else ():
+            if isinstance(news, Exception):
+                warnings.warn(f"planner {self._elsewhere_name!r} failed: {news}", RuntimeWarning, stacklevel=2)
+                continue
+            best, value, spent = news
+            self.spend(spent - self._elsewhere_spent)
+            self._elsewhere_spent = spent
+            if value < self.best_value:
+                self._remember(value, *best)
+                self.found_by = self._elsewhere_name
 
     def interrupt(self) -> None:
         """Ask the planner to stop (Ctrl-C)."""

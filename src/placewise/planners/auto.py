@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -18,14 +19,20 @@ from placewise.planners.local_search import climb, explore
 from placewise.planners.moves import UnitMoves
 from placewise.planners.multilevel import Level, descend, group_moves, hierarchy
 from placewise.planners.order_search import improve, ordered_start
+from placewise.planners.repair import roomy
 from placewise.problem import Problem
 
 #: Quick however large the graph is.
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
-STARTS: Final = ("expert", "cpop", "peft", "lookahead", "metis", "scotch", "min-cut", "pipeline-dp", "rows", "offload")
-#: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, blocks in series.
-EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "series")
+STARTS: Final = (
+    *("expert", "cpop", "peft", "lookahead", "m-etf", "m-sct", "tsam", "metis", "scotch", "min-cut"),
+    *("pipeline-dp", "rows", "offload"),
+)
+#: Of these, those that are quick on large graphs, with their shares of what is left.
+LARGE: Final = {"expert": 0.1, "lookahead": 0.1, "metis": 0.1, "tsam": 0.4, "min-cut": 0.4}
+#: Each knows a kind of problem well, and proves bounds for it: intervals, loads, slots, small graphs, blocks in series.
+EXACT: Final = ("ideals", "milp", "slot-search", "slot-milp", "cpsat", "series")
 #: A step at a time, so that they can take turns.
 SEARCHES: Final[dict[str, Callable[[Context], Iterator[float]]]] = {
     "local-search": explore,
@@ -36,15 +43,26 @@ SEARCHES: Final[dict[str, Callable[[Context], Iterator[float]]]] = {
 }
 MEMBERS: Final = (*FIRST, *STARTS, *EXACT, *SEARCHES)
 #: Of what is left, at most.
-_SHARE: Final = {"fit": 0.5, "multilevel": 0.25, "offload": 0.3, **dict.fromkeys(EXACT, 0.3)}
+_SHARE: Final = {
+    "fit": 0.5,
+    "cpsat": 0.15,
+    "m-sct": 0.05,
+    **dict.fromkeys(("ideals", "milp", "slot-search", "slot-milp", "series"), 0.3),
+}
 _USUAL_SHARE: Final = 0.1
-_MANY: Final = 1_000  # units; beyond, the race would give `multilevel` up on its coarse levels: it begins
+_STREAMING: Final = 0.3  # of what is left, for layers that are streamed where memory is short
+_SELDOM: Final = 0.03  # of what is left, for what may take long and seldom helps
+_MANY: Final = 300  # units; beyond, the race would give `multilevel` up on its coarse levels: it begins
+_AHEAD: Final = 0.4  # of what is left, before the race;
+_WHOLE: Final = 0.6  # of all, which it shares out among its levels
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
+_PROVABLE: Final = 300  # units x devices, for one constraint programme
 _CLIMBS: Final = 3  # plans, the best ones, from which searches begin
 _FINAL: Final = 4  # heats' worth of budget for the last runner
 _HOPELESS: Final = 1.5  # times worse than the best start
 _COARSEST: Final = 200  # groups, of the largest moves
 _PATIENCE: Final = 10
+_GLANCE: Final = 0.05  # seconds from one look at whether to go on to the next
 
 
 def _compile(problem: Problem) -> None:
@@ -62,20 +80,45 @@ def auto(problem: Problem, ctx: Context) -> None:
     Successive halving (Jamieson, Talwalkar 2016, arXiv:1502.07943). Each search does what it does by itself with the
     same seed, so what it finds with its part of the budget is found. Beside them, moves of single units and of groups
     of all sizes start from the best plans of quick methods, as where a search begins decides where it ends. It ends
-    when the gap is closed, the time is up or nothing helps any more.
+    when the gap is closed, the time is up or nothing helps any more. Above 300 units, `multilevel` has a core for itself
+    if there is a second one and the budget is in seconds; else it begins before the race.
     """
-    if problem.num_units > _LARGE:
-        for name in FIRST:
-            ctx.delegate(name, share=0.5)
-        ctx.delegate("multilevel")
-        return
-    plans = _starts(problem, ctx)
+    many = problem.num_units > _MANY
+    with ctx.elsewhere("multilevel", descend) if many else nullcontext() as other:
+        if problem.num_units > _LARGE:
+            _large(ctx)
+        else:
+            _race(problem, ctx, other is not None)
+        while other and not other.done and not ctx.should_stop():
+            time.sleep(_GLANCE)
+
+
+def _large(ctx: Context) -> None:
+    """Quick methods, and moves of many at once from the best of their plans."""
+    for name in FIRST:
+        ctx.delegate(name, share=0.5)
+    for name, share in LARGE.items():
+        ctx.delegate(name, share=share)
+    ctx.delegate("multilevel")
+
+
+def _race(problem: Problem, ctx: Context, helped: bool) -> None:
+    """Starts, proofs and the race; `helped` by `multilevel` elsewhere."""
+    plans, multilevel = _starts(problem, ctx, helped)
     for name in ("cpsat", "fit") if ctx.best is None else ():  # half the budget was not enough: memory comes first
         ctx.delegate(name, share=0.8)
-    if not plans or not problem.num_units or problem.num_devices == 1 or ctx.should_stop():
+    alone = problem.num_devices == 1 and problem.objective != "completion"  # else it matters which model is first
+    if not plans or not problem.num_units or alone or ctx.should_stop():
         return
     levels = hierarchy(problem, ctx, _COARSEST)
-    runners = list(_runners(problem, ctx, plans, levels))
+    runners = [
+        _Runner(ctx, f"local search from {name}", partial(_climb, start=start, levels=levels))
+        for name, start in list(plans.items())[:_CLIMBS]
+    ]
+    for name, search in SEARCHES.items():
+        if get(name).why_not(problem) is None and not (name == "multilevel" and problem.num_units > _MANY):
+            runners.append(_Runner(ctx, name, search))
+    runners += [multilevel] if multilevel else []
     out: list[_Runner] = []
     while runners and not ctx.should_stop():
         heats = math.ceil(math.log(len(runners), 3)) + _FINAL
@@ -85,6 +128,9 @@ def auto(problem: Problem, ctx: Context) -> None:
         runners.sort(key=lambda runner: runner.best)
         third = math.ceil(len(runners) / 3)
         runners, out = [runner for runner in runners[:third] if not runner.done], runners[third:] + out
+        if helped and len(runners) == 1 and ctx.best is not None and ctx.best_value < runners[0].best:
+            again = partial(_climb, start=ctx.best[0], levels=levels)  # from what was found elsewhere
+            runners.append(_Runner(ctx, f"local search from {ctx.found_by}", again, seed=int(ctx.rng.integers(2**31))))
     for runner in out:  # the best have come to an end, and there is time for second thoughts
         runner.run(ctx, 1.0)
     before = math.inf
@@ -92,35 +138,41 @@ def auto(problem: Problem, ctx: Context) -> None:
         before = ctx.best_value
         for name, start in plans.items():
             again = partial(_climb, start=start, levels=levels)
-            _Runner(ctx, f"local search from {name}", again, afresh=True).run(ctx, 1.0)
-    for name in EXACT if math.isfinite(ctx.seconds_left) else ():  # and for proofs, if a clock will end them
+            _Runner(ctx, f"local search from {name}", again, seed=int(ctx.rng.integers(2**31))).run(ctx, 1.0)
+    for name in _exact(problem) if math.isfinite(ctx.seconds_left) else ():  # and for proofs, if a clock will end them
         ctx.delegate(name)
 
 
-def _starts(problem: Problem, ctx: Context) -> dict[str, Ints]:
-    """Placements by the name of the method, the best first, without those that repeat another or are hopeless."""
+def _exact(problem: Problem) -> list[str]:
+    small = problem.num_units * problem.num_devices <= _PROVABLE
+    return [name for name in EXACT if small or name != "cpsat"]
+
+
+def _starts(problem: Problem, ctx: Context, helped: bool) -> tuple[dict[str, Ints], _Runner | None]:
+    """(placements by the name of the method, the best first, without those that repeat another or are hopeless;
+    `multilevel` on its way, if it has begun).
+    """
+    share = dict(_SHARE)
+    if problem.objective == "latency":
+        share |= {"pipeline-dp": _SELDOM, "offload": _SELDOM if roomy(problem) else _STREAMING}
     placements: dict[str, Ints] = {}
-    for name in (*FIRST, *STARTS, *(("multilevel",) if problem.num_units > _MANY else ())):
-        found = ctx.delegate(name, share=_SHARE.get(name, _USUAL_SHARE), afresh=True)
+    for name in (*FIRST, *STARTS):
+        found = ctx.delegate(name, share=share.get(name, _USUAL_SHARE), afresh=True)
         if found and not any((found[0] == other).all() for other in placements.values()):
             placements[name] = found[0]
-    for name in EXACT:
+    for name in _exact(problem):
         before = ctx.best_value
-        found = ctx.delegate(name, share=_SHARE[name])
+        found = ctx.delegate(name, share=share[name])
         if found and ctx.best_value < before:
             placements[name] = found[0]
+    multilevel = None
+    if problem.num_units > _MANY and not helped and not ctx.should_stop():
+        multilevel = _Runner(ctx, "multilevel", descend, share=_WHOLE)
+        multilevel.run(ctx, ctx.spent + _AHEAD * (1.0 - ctx.spent))
     value = {name: ctx.evaluate(placement) for name, placement in placements.items()}
     best = min(value.values(), default=math.inf)
     ranked = sorted(value, key=lambda name: value[name])
-    return {name: placements[name] for name in ranked if value[name] <= _HOPELESS * best}
-
-
-def _runners(problem: Problem, ctx: Context, plans: dict[str, Ints], levels: list[Level]) -> Iterator[_Runner]:
-    for name, start in list(plans.items())[:_CLIMBS]:
-        yield _Runner(ctx, f"local search from {name}", partial(_climb, start=start, levels=levels))
-    for name, search in SEARCHES.items():
-        if get(name).why_not(problem) is None:
-            yield _Runner(ctx, name, search)
+    return {name: placements[name] for name in ranked if value[name] <= _HOPELESS * best}, multilevel
 
 
 def _climb(ctx: Context, start: Ints, levels: list[Level]) -> Iterator[float]:
@@ -131,18 +183,20 @@ class _Runner:
     """A search in the race. Its clock runs while it does."""
 
     def __init__(
-        self, ctx: Context, name: str, search: Callable[[Context], Iterator[float]], *, afresh: bool = False
-    ) -> None:
+        self, ctx: Context, name: str, search: Callable[[Context], Iterator[float]], *,
+        share: float = 1.0, seed: int | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.best, self.done = name, math.inf, False
-        self._took, self._since = 0.0, math.nan
-        self._steps = search(ctx if afresh else ctx.beside(name, self._clock))  # afresh: with other random numbers
+        self._whole, self._took, self._since = ctx, 0.0, math.nan
+        self._ctx = ctx.beside(name, self._clock, share=share, seed=seed)
+        self._steps = search(self._ctx)
 
     def _clock(self) -> float:
-        return self._took if math.isnan(self._since) else self._took + time.perf_counter() - self._since
+        return self._took if math.isnan(self._since) else self._took + self._whole.seconds - self._since
 
     def run(self, ctx: Context, until: float) -> None:
         """Go on until so much of the budget is spent."""
-        before, self._since = ctx.best_value, time.perf_counter()
+        before, self._since = ctx.best_value, ctx.seconds
         try:
             for best in self._steps:
                 self.best = best
@@ -152,5 +206,5 @@ class _Runner:
                 self.done = True
         finally:  # the budget may end it anywhere
             self._took, self._since = self._clock(), math.nan
-            if ctx.best_value < before:
+            if self._ctx.best_value <= ctx.best_value < before:
                 ctx.found_by = self.name

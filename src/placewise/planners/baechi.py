@@ -3,27 +3,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from placewise.apart import answer
 from placewise.driver import Context
 from placewise.errors import InvalidInput
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.baselines import accelerators
 from placewise.planners.blocks import headroom
-from placewise.planners.heft import ignores_shape
+from placewise.planners.heft import ignores_shape, schedule
 from placewise.planners.list_scheduling import mean_costs
 from placewise.problem import Problem
 from placewise.simulator.arrays import channels_of_links, priority_order
 
 _MAKESPANS: Final = ("latency", "completion")
-#: The linear programme of m-SCT takes seconds at so many edges, and cannot be stopped. A limit of time instead would
-#: make the plan depend on what else the machine does.
-_LP_EDGES: Final = 40_000
+_LP_EDGES: Final = 40_000  # beyond, the linear programme of m-SCT is hopeless
+_QUICK_EDGES: Final = 1_000  # it takes no longer than to begin another process
+_QUICK_OPS: Final = 2_000  # m-ETF too; where much is ready at a time, it takes the square of that
 
 # ---- m-TOPO ----------------------------------------------------------------------------------------------------------
 
@@ -72,7 +74,12 @@ def _bytes_of_ops(problem: Problem) -> Floats:
 # ---- m-ETF and m-SCT -------------------------------------------------------------------------------------------------
 
 
-@planner("m-etf", objectives=_MAKESPANS, supports=ignores_shape, compile=lambda small: _try(small, 0.0, None))
+def _compile(problem: Problem) -> None:
+    schedule(problem)
+    _try(problem, 0.0, None)
+
+
+@planner("m-etf", objectives=_MAKESPANS, supports=ignores_shape, compile=_compile)
 def m_etf(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     """In event time, the op that can start first on a device with room (m-ETF; Jeon et al. 2020, doi:10.1145/3419111.3421302).
 
@@ -81,7 +88,8 @@ def m_etf(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     the cluster's channels. Where the paper goes by position in the graph, ties go to the higher upward rank and then to
     the device that ends the op first, as devices here may differ. The paper's devices are GPUs: a CPU beside them takes
     ops that only it can run or for which nothing else has room. A simulated peak above a device's memory (the simulator's
-    transfers run ahead of the method's) makes it start again with some memory set aside.
+    transfers run ahead of the method's) makes it start again with some memory set aside. Where time runs out before all
+    ops are placed, the answer is HEFT's.
     """  # noqa: E501
     return _with_reserve(problem, ctx, None)
 
@@ -91,25 +99,36 @@ def _solvable(problem: Problem) -> bool | str:
     return ignores_shape(problem) if edges <= _LP_EDGES else f"solves for up to {_LP_EDGES:,} edges, not {edges:,}"
 
 
-@planner("m-sct", objectives=_MAKESPANS, supports=_solvable, compile=lambda small: _try(small, 0.0, None))
+@planner("m-sct", objectives=_MAKESPANS, supports=_solvable, compile=_compile)
 def m_sct(problem: Problem, ctx: Context, *, threshold: float = 0.1) -> tuple[Ints, Ints]:
     """m-ETF where devices wait for the favourite child of their last op (m-SCT; Jeon et al. 2020, doi:10.1145/3419111.3421302).
 
     A linear programme (Hanen, Munier 1995) says how much of each transfer must be paid; an edge of which less than
-    `threshold` must be is a favourite. Times in it are means over devices. Else as `m-etf`.
+    `threshold` must be is a favourite. Times in it are means over devices. Else as `m-etf`; and all as `m-etf` where the
+    programme is not solved within half of the budget.
     """  # noqa: E501
     if threshold > 0.5:
         raise InvalidInput(f"option threshold = {threshold}: above 0.5, an op may have two favourites")
-    return _with_reserve(problem, ctx, favourite_children(problem, threshold))
+
+    def favourites() -> NDArray[np.int64]:
+        return favourite_children(problem, threshold)
+
+    def in_time() -> bool:
+        return not ctx.should_stop() and ctx.spent < 0.5
+
+    small = problem.graph.num_edges <= _QUICK_EDGES
+    return _with_reserve(problem, ctx, favourites() if small else answer(favourites, in_time))
 
 
 def _with_reserve(problem: Problem, ctx: Context, favourite: NDArray[np.int64] | None) -> tuple[Ints, Ints]:
-    answer = _try(problem, 0.0, favourite)
-    for share in (0.5, 1.0):
-        if ctx.evaluate(*answer) < np.inf or ctx.should_stop():
+    ends_soon, found = problem.num_ops <= _QUICK_OPS, schedule(problem)
+    for share in (0.0, 0.5, 1.0):
+        work = partial(_try, problem, share, favourite)
+        placed = work() if ends_soon else answer(work, lambda: not ctx.should_stop())
+        found = placed or found
+        if ctx.evaluate(*found) < np.inf or ctx.should_stop():
             break
-        answer = _try(problem, share, favourite)
-    return answer
+    return found
 
 
 def favourite_children(problem: Problem, threshold: float) -> NDArray[np.int64]:

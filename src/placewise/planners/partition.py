@@ -23,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
+from placewise.apart import answer
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
+from placewise.planners.blocks import blocks_by_memory
 from placewise.planners.repair import fitted, messages, settled
 from placewise.problem import Problem
 from placewise.stdout import quiet
@@ -70,17 +72,21 @@ def kahip(
     """Partition by KaHIP, parts dealt out by device speed (Sanders, Schulz 2013, doi:10.1007/978-3-642-38527-8_16).
 
     KaHIP makes parts of equal size. Where devices differ, it makes more of them, and each device in turn takes as many
-    as its speed says, next to those that it has.
+    as its speed says, next to those that it has. Where time runs out first, the plan is that of `blocks-by-memory`.
     """
 
-    def parts(graph: _Weighted, share: Floats, seed: int) -> Ints:
+    def parts(graph: _Weighted, share: Floats, seed: int) -> Ints | None:
         import kahip
 
         count = _deal(share)
         mode = {"fast": kahip.FAST, "eco": kahip.ECO, "strong": kahip.STRONG}[effort]
-        table = graph.vertex, graph.start, graph.edge, graph.neighbour
-        _, piece = kahip.kaffpa(*(x.tolist() for x in table), int(count.sum()), imbalance, True, seed, mode)
-        return _merged(graph, np.array(piece, np.int32), count)
+        table = [x.tolist() for x in (graph.vertex, graph.start, graph.edge, graph.neighbour)]
+
+        def pieces() -> Ints:
+            return np.array(kahip.kaffpa(*table, int(count.sum()), imbalance, True, seed, mode)[1], np.int32)
+
+        piece = answer(pieces, lambda: not ctx.should_stop())
+        return None if piece is None else _merged(graph, piece, count)
 
     _plan(problem, ctx, parts)
 
@@ -113,15 +119,18 @@ def scotch(problem: Problem, ctx: Context, *, imbalance: float = 0.03) -> None:
     _plan(problem, ctx, parts)
 
 
-def _plan(problem: Problem, ctx: Context, parts: Callable[[_Weighted, Floats, int], Ints]) -> None:
+def _plan(problem: Problem, ctx: Context, parts: Callable[[_Weighted, Floats, int], Ints | None]) -> None:
     usable = np.flatnonzero(problem.allowed.any(axis=0)).astype(np.int32)
     if not problem.num_units or len(usable) == 1:
         ctx.evaluate(np.full(problem.num_ops, usable[0] if problem.num_units else 0, np.int32))
         return
-    part = np.arange(problem.num_units, dtype=np.int32)  # no more units than devices: nothing to divide
+    part: Ints | None = np.arange(problem.num_units, dtype=np.int32)  # no more units than devices: nothing to divide
     if problem.num_units > len(usable):
         part = parts(_weighted(problem), _shares(problem)[usable], int(ctx.rng.integers(2**31 - 1)))
-    _assign(problem, ctx, part, usable)
+    if part is None:
+        ctx.evaluate(blocks_by_memory(problem, ctx))
+    else:
+        _assign(problem, ctx, part, usable)
 
 
 def _assign(problem: Problem, ctx: Context, part: Ints, device: Ints) -> None:

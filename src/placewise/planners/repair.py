@@ -13,6 +13,7 @@ from placewise.planners.blocks import headroom
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 from placewise.simulator.throughput import held_bytes
+from placewise.simulator.working import working_set
 
 _ROUNDS: Final = 8  # of repair and measurement
 
@@ -46,6 +47,11 @@ def messages(problem: Problem) -> Messages:
     tensors, message = np.unique(pair // max(problem.num_units, 1), return_inverse=True)
     producer = problem.unit[graph.tensor_producer[tensors]].astype(np.int64)
     return Messages(producer, tensors, graph.tensor_bytes[tensors], message, pair % max(problem.num_units, 1))
+
+
+def roomy(problem: Problem) -> bool:
+    """Whether each device has room for all that there is."""
+    return bool(problem.graph.resident_bytes.sum() + working_set(problem).max(initial=0.0) <= problem.capacity.min())
 
 
 def bytes_needed(problem: Problem) -> Floats:

@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import get, planner
-from placewise.planners.repair import settled
+from placewise.planners.repair import roomy, settled
 from placewise.problem import Problem
 from placewise.simulator import evaluate
 from placewise.simulator.slots import slot_arrays
@@ -31,7 +31,7 @@ def _supports(problem: Problem) -> bool | str:
         return "is a part of slot-search, which knows engines with slots"
     if problem.contiguous or problem.max_devices:
         return "ignores contiguity and device counts"
-    if problem.graph.resident_bytes.sum() + working_set(problem).max(initial=0.0) <= problem.capacity.min():
+    if roomy(problem):
         return "cuts up what does not fit on one device; here each device has room for all"
     if problem.num_units**2 * problem.num_devices > _LARGE:
         return "looks at every piece of the graph: it takes smaller graphs only"

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
-import pickle
-import select
-import signal
 import sys
 import time
-import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Literal
 
+from placewise.apart import answer
 from placewise.driver import Context
 from placewise.stdout import quiet
 
 Solver = Literal["highs", "cpsat"]
 
 _EVALUATIONS: Final = 50_000  # that a second of a solver counts as
-_GLANCE: Final = 0.1  # seconds from one look at whether to go on to the next
 _DETERMINISTIC: Final = "deterministic_time:"  # in CP-SAT's log, which alone says so
 
 
@@ -80,48 +74,10 @@ def solve(ctx: Context, model: Any, solver: Solver, seconds: float, nodes: int, 
             used = next((float(line.split()[-1]) for line in log if line.startswith(_DETERMINISTIC)), seconds)
         return used, proto.SerializeToString()
 
-    answer = _in_child(ctx, work) if hasattr(os, "fork") else work()
-    if answer is None:
+    found = answer(work, lambda: not (ctx.should_stop() and ctx.stopped == "interrupted"))
+    if found is None:
         return None
     if ctx.evaluations_left < sys.maxsize:
         built = model.get_num_variables() + model.get_num_linear_constraints()  # each as long as an evaluation
-        ctx.spend(max(0, min(int(answer[0] * _EVALUATIONS) + built, ctx.evaluations_left - 1)))
-    return result.parse_solve_result(result_pb2.SolveResultProto.FromString(answer[1]), model, validate=False)
-
-
-def _in_child(ctx: Context, work: Callable[[], Any]) -> Any:
-    """What the work comes to, in another process; None if Ctrl-C ended it.
-
-    Signals are heard only outside compiled code, and HiGHS, once begun, cannot be asked to end.
-    """
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: they are idle, and stay behind
-        child = os.fork()
-    if not child:
-        try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both
-            try:
-                answer = pickle.dumps(work())
-            except Exception as error:
-                answer = pickle.dumps(RuntimeError(f"{error!r:.200}"))
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(answer)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    parts: list[bytes] = []
-    try:
-        while not parts or parts[-1]:
-            if select.select([reading], [], [], _GLANCE)[0]:
-                parts.append(os.read(reading, 1 << 16))
-            elif ctx.should_stop() and ctx.stopped == "interrupted":
-                return None
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)  # done, most often
-        os.waitpid(child, 0)
-    found = pickle.loads(b"".join(parts)) if parts[0] else RuntimeError("the solver ended without an answer")
-    if isinstance(found, Exception):
-        raise found
-    return found
+        ctx.spend(max(0, min(int(found[0] * _EVALUATIONS) + built, ctx.evaluations_left - 1)))
+    return result.parse_solve_result(result_pb2.SolveResultProto.FromString(found[1]), model, validate=False)

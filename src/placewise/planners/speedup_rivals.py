@@ -12,6 +12,7 @@ from placewise.driver import Context
 from placewise.graph import Floats, Ints
 from placewise.planners import planner
 from placewise.planners.blocks import fastest_first
+from placewise.planners.heft import schedule
 from placewise.planners.order_search import strict_only
 from placewise.planners.talos import Homes
 from placewise.problem import Problem
@@ -45,11 +46,12 @@ def shortest_model_first(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     return _whole_models(problem, rank, device)
 
 
-@planner("tsam", objectives={"latency", "completion"}, supports=strict_only)
+@planner("tsam", objectives={"latency", "completion"}, supports=strict_only, compile=schedule)
 def transient_speedup(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     """Free devices take the ready op with the largest speedup, and never wait (TSAM; Baechi, FastT, as Talos says).
 
-    The speedup of an op on a device is its mean time on the others over its time there.
+    The speedup of an op on a device is its mean time on the others over its time there. Where time runs out before all
+    ops are placed, the answer is HEFT's.
     """
     graph, homes = problem.graph, Homes(problem)
     speedup = _speedup_over_others(problem)
@@ -69,7 +71,7 @@ def transient_speedup(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
     order: list[int] = np.flatnonzero(started).tolist()
     running: list[tuple[float, int, int, int]] = []
     idle, now = [True] * problem.num_devices, 0.0
-    while True:
+    while not ctx.should_stop():
         while True:  # the best pair of a free device and a ready op
             for queue in queues:
                 while queue and started[queue[0][2]]:
@@ -97,6 +99,7 @@ def transient_speedup(problem: Problem, ctx: Context) -> tuple[Ints, Ints]:
                 waiting[reader] -= 1
                 if waiting[reader] == 0:
                     offer(reader)
+    return schedule(problem)
 
 
 def _model_seconds(problem: Problem) -> Floats:

@@ -138,7 +138,7 @@ def _measure(
             engine = Engine(problem, arrays, strict=order is not None, record=track)
             engine.run(rows[chunk], value[chunk], None if peak is None else peak[chunk])
 
-    workers = min(threads or _cores(), len(rows))
+    workers = min(threads or cores(), len(rows))
     if workers < 2 or rows.size < 20_000:
         run(slice(None))
     else:
@@ -158,10 +158,15 @@ def _memory_may_bind(problem: Problem) -> bool:
     return bool(most > problem.capacity.min())
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, "placewise")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay behind

@@ -1,8 +1,8 @@
 """The Hierarchical Planner's models on its machines: with and without its groups, beside ColocRL, expert and `auto`.
 
 Every learned method has the same number of simulated placements; the least and the most over the seeds. Settings were
-chosen on small graphs (`bench/learned.py`) and looked at on Inception-V3 and NMT-4; the number of groups was chosen on
-NMT-2, BERT, Inception-V3 and RNNLM on machines of other papers.
+chosen on small graphs (`bench/learned.py`) and looked at on Inception-V3 and NMT-4; the number of groups and of pieces,
+and how they move, were chosen on NMT-2, BERT, Inception-V3 and RNNLM on machines of other papers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ MODELS = {
     "nmt-8": ("nmt-8-train", "hierarchical-8"),
     "bert-base": ("bert-base-train", "hierarchical-4"),
 }
-#: Planner and options. With `together` = 0 groups are by chance at first, as in the paper.
+#: Planner and options. By chance at first and random groups are of ops, not of pieces, as in the paper.
 LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
-    "ColocRL": ("colocrl", {}),
     "HP": ("hierarchical", {}),
-    "HP, 64 groups": ("hierarchical", {"groups": 64}),
+    "HP, merged groups": ("hierarchical", {"grouping": "merged"}),
+    "ColocRL": ("colocrl", {}),
+    "HP, grouper untrained": ("hierarchical", {"pace": 0.0}),
     "HP, untrained": ("hierarchical", {"rate": 0.0}),
-    "HP, groups by chance at first": ("hierarchical", {"together": 0.0}),
+    "HP, groups by chance at first": ("hierarchical", {"together": 0.0, "pieces": 1_000_000}),
     "HP, random groups": ("hierarchical", {"grouping": "random"}),
     "HP, no groups": ("hierarchical", {"grouping": "none"}),
 }
 IN_GROUPS = "local search, HP's first groups"
-OTHERS = {"GPU": "gpu-only", "expert": "expert", "auto": "auto"}
+OTHERS = {"GPU": "gpu-only", "expert": "expert"}
 
 
 def in_first_groups(problem: Problem) -> Problem:
@@ -59,12 +60,15 @@ def values(problem: Problem, planner: str, evaluations: int, seeds: int, options
 
 def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
     chosen = {name: run for name, run in LEARNED.items() if name in options.methods}
-    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in (*OTHERS, IN_GROUPS, *chosen)}
+    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in (*OTHERS, "auto", "bound", IN_GROUPS, *chosen)}
     for model in options.models:
         problem = load_problem(*MODELS[model])
         progress(f"{model}: {problem.num_ops} ops")
         for name, planner in OTHERS.items():
             rows[name][model] = text(values(problem, planner, options.evaluations, 1, {}), options.json)
+        auto = plan(problem, "auto", budget=Budget(evaluations=options.evaluations))
+        rows["auto"][model], rows["bound"][model] = (text([x], options.json) for x in (auto.value, auto.lower_bound))
+        progress("  " + ", ".join(f"{name} {rows[name][model]}" for name in (*OTHERS, "auto", "bound")))
         grouped = values(in_first_groups(problem), "local-search", options.evaluations, options.seeds, {})
         rows[IN_GROUPS][model] = text(grouped, options.json)
         for name, (planner, changed) in chosen.items():

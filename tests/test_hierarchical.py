@@ -16,7 +16,7 @@ from placewise.learned.reinforce import update
 from placewise.simulator import violations
 from problems import problem_of
 
-GROUPINGS = ("learned", "random", "none")
+GROUPINGS = ("learned", "merged", "random", "none")
 
 
 def small(devices=2, **options):
@@ -142,6 +142,37 @@ def test_it_learns(grouping):
     assert np.mean(found) < min(np.mean(untrained), np.mean(by_chance))
 
 
+def test_the_grouper_learns_where_what_was_merged_is_wrong():
+    """A chain whose ops are fast on one device or the other: what they exchange, by which they are merged, is cheap."""
+    fast = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 1])
+    seconds = np.where(fast[:, None] == np.arange(2), 1.0, 4.0)
+    problem = problem_of(seconds, [(i, i + 1) for i in range(9)], bandwidth=100.0)
+    merged = make(problem, grouping="merged", pieces=5)[1].fixed[0]
+    kept = [float(seconds[merged == group].sum(axis=0).min()) for group in range(2)]
+    assert sum(kept) == 22.0  # of 10, were each op where it is fast; all that any devices of these groups give
+    for pace, learns in ((2.0, True), (0.0, False)):
+        student, policy = make(problem, pieces=5, together=0.8, pace=pace)
+        for _ in range(250):
+            values = update(Context(problem, Budget(), 0, 0.0, None), student, policy)
+        moved = policy._log_chances().argmax(dim=1) != merged
+        assert (moved.sum() >= 2) == learns
+        assert (np.median(values) < 17.0) == learns
+
+
+def test_at_first_pieces_are_at_home_or_in_a_group_that_they_exchange_data_with():
+    # 0 -> 1 (9 bytes), 1 -> 2 and 1 -> 3 (1 byte each): the first two are merged, and two pieces each are left.
+    problem = problem_of(np.ones((4, 2)), [(0, 1), (1, 2), (1, 3)], sizes=[9.0, 1.0, 1.0, 1.0])
+    _, policy = make(problem, groups=3, together=0.9)
+    chances = policy.at_first.softmax(dim=1)
+    assert chances.argmax(dim=1).tolist() == [0, 0, 1, 2]
+    assert chances.max(dim=1).values.tolist() == pytest.approx([0.9] * 4, abs=1e-4)
+    assert chances[1].tolist() == pytest.approx([0.9, 0.05, 0.05], abs=1e-4)
+    assert chances[2].tolist() == pytest.approx([0.1, 0.9, 0.0], abs=1e-4)
+    assert chances[0].tolist() == pytest.approx([0.9, 0.05, 0.05], abs=1e-4)  # it exchanges nothing with others
+    _, policy = make(problem, groups=3, together=0.0)
+    assert policy.at_first.tolist() == [[0.0] * 3] * 4
+
+
 def test_the_same_seed_gives_the_same_plan():
     problem, _ = known_optimum()
     found = [plan(problem, "hierarchical", seed=seed, budget=Budget(evaluations=300)) for seed in (4, 4, 5)]
@@ -173,6 +204,6 @@ def test_how_many_groups():
     for options, count in (({"groups": 1}, 1), ({"groups": 2}, 2), ({"groups": 99}, 3)):
         _, policy = make(problem, **options)
         assert policy.groups == count
-    for wrong in ({"groups": 0}, {"together": 1.0}, {"hidden": 5}, {"placements": 0}):
+    for wrong in ({"groups": 0}, {"pieces": 0}, {"together": 1.0}, {"hidden": 5}, {"placements": 0}, {"pace": -1.0}):
         with pytest.raises(InvalidInput, match=next(iter(wrong))):
             make(problem, **wrong)

@@ -115,10 +115,11 @@ def chains(problem: Problem) -> Groups:
     return _merge_by_degree(problem, mutual=True)
 
 
-def at_most(groups: Groups, most: int) -> Groups:
+def at_most(groups: Groups, most: int, within: Groups | None = None) -> Groups:
     """Merge along the edge with the most bytes, unless that closes a cycle, until there are at most so many groups.
 
-    Where edges do not suffice, groups that follow each other in the program are merged.
+    Where edges do not suffice, groups that follow each other in the program are merged. `within` groups of another
+    kind: what is not in the same one is not merged.
     """
     if groups.count <= most:
         return groups
@@ -128,11 +129,12 @@ def at_most(groups: Groups, most: int) -> Groups:
     order = np.lexsort((target, source, -size))
     share = np.where(np.isfinite(share), share, 0.0)  # what may run nowhere
     weight = share / max(float(share.sum()), 1e-300) * most
-    root = np.arange(groups.count)
+    root, mask = np.arange(groups.count), fit.mask
+    if within is not None:
+        mask = np.zeros((groups.count, within.count), np.bool_)
+        mask[groups.label, within.label] = True
     for heaviest in (2.0, np.inf):
-        root = _contract(
-            root, source[order], target[order], weight, groups.resident, fit.limit, fit.mask, most, heaviest
-        )
+        root = _contract(root, source[order], target[order], weight, groups.resident, fit.limit, mask, most, heaviest)
     return _numbered(problem, root[groups.label])
 
 

@@ -6,14 +6,18 @@ that of both. (The code that TensorFlow once shipped draws new actions when it t
 Where it departs from the paper (Mirhoseini et al., ICLR 2018), and from that code, which differs from the paper:
 
 - Backward ops and parameters go with their forward ops, so that the grouper decides on the forward graph.
-- At first, ops that exchange most bytes are in one group with probability `together`. With groups by chance, as in the
-  paper, every placement but that on one device moves all data, and one device is what the placer then learns.
+- Groups begin as what merging along the heaviest edges gives. With groups by chance, as in the paper, every placement
+  but that on one device moves all data, and one device is what the placer then learns.
+- The grouper does not decide on ops but on `pieces`, a few of each of these groups, and moves a piece at first seldom,
+  to a group that it exchanges data with. What a few thousand placements say about each of a thousand ops that go
+  anywhere is nothing: the groups would stay as they are.
 - The grouper reads distances to an op's neighbours and its position; raw numbers of neighbours are unnormalised. Its
   nonlinearity is the paper's; the code has none.
 - 16 groups instead of 256: what one number per placement says about each group is little, and with more groups the
   placer is still undecided when a few thousand placements are spent. 64 hidden units instead of 256 each way, which
   cost a CPU less.
-- Adam at 0.002: at the published 0.1 nothing is learned. Advantages are divided by their spread.
+- Adam at 0.004, and twice that for the grouper: at the published 0.1 nothing is learned. Advantages are divided
+  by their spread.
 - A falling bonus for entropy instead of noise on the logits: what was drawn then has the probability that is trained.
 - 4 groupings, each placed 4 times, per update; in the paper 1 and 4.
 - An empty group is no choice. An op that may not run where its group goes runs where it is fastest.
@@ -21,7 +25,6 @@ Where it departs from the paper (Mirhoseini et al., ICLR 2018), and from that co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,24 +32,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from placewise.errors import InvalidInput
 from placewise.learned import features
-from placewise.learned.grouping import at_most, units
+from placewise.learned.grouping import Groups, at_most, units
 from placewise.learned.reinforce import Actions, Learner, Policy, Settings, check, compute_device, draw, seeded
 from placewise.learned.seq2seq import Seq2Seq, score_devices
 from placewise.problem import Problem
 
 _KIND = 20  # the width of a kind's embedding
 _GROUPER = 64  # hidden units
+_FAR = 1e-3  # how seldom a piece that leaves its group goes where it exchanges nothing
 
 
 class Ops:
-    """What the networks know of ops: of units, as backward ops go with their forward ops."""
+    """What the networks know of ops: of units, as backward ops go with their forward ops, or of pieces made of them."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.groups = found = units(problem)
+    def __init__(self, found: Groups) -> None:
+        self.groups = found
         rest = [features.shapes(found), features.neighbours(found), features.position(found)]
         to = compute_device()
         self.kinds = torch.as_tensor(features.kinds(found), dtype=torch.float32, device=to)
@@ -179,38 +182,61 @@ class SeparatePolicy:
         return self.ops.groups.expand(actions[0].cpu().numpy())
 
 
-def at_first(ops: Ops, groups: int, together: float) -> Tensor:
-    """[U, G] logits by which ops go with those that they exchange most bytes with, with this probability."""
-    if not together < 1:
-        raise InvalidInput(f"option together = {together}: it must be below 1, so that there is something to learn")
-    home = np.zeros(ops.count, np.int64)
-    home[ops.groups.label] = at_most(ops.groups, groups).label % groups  # memory may not allow so few
-    strength = math.log(max(1.0, together / (1 - together) * (groups - 1)))
-    return one_hot(torch.from_numpy(home), groups) * strength
+def at_first(ops: Ops, home: NDArray[np.int64], groups: int, together: float) -> Tensor:
+    """[U, G] logits: with this probability each is at home, else in a group that it exchanges bytes with, if there is.
+
+    By chance, if that is zero.
+    """
+    if not 0 <= together < 1:
+        raise InvalidInput(f"option together = {together}: it must be from 0 to below 1; grouping=merged keeps groups")
+    if not together or groups == 1:
+        return torch.zeros(ops.count, groups)
+    source, target, size = ops.groups.edges
+    near = np.zeros((ops.count, groups))
+    np.add.at(near, (source, home[target]), size)
+    np.add.at(near, (target, home[source]), size)
+    own = np.arange(ops.count), home
+    near[own] = 0.0
+    near += _FAR * near.sum(axis=1, keepdims=True) / groups + 1e-300
+    near[own] = 0.0
+    near *= (1 - together) / near.sum(axis=1, keepdims=True)
+    near[own] = together
+    return torch.from_numpy(np.log(near)).float()
 
 
 def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, Policy]:
     """Networks that have learned nothing yet, and how to train them; the options are the planner's."""
-    ops, devices = Ops(problem), problem.num_devices
-    check(options, groups=(1, np.inf), placements=(1, np.inf))
-    count = min(ops.count, options["groups"])
+    check(options, groups=(1, np.inf), pieces=(1, np.inf), placements=(1, np.inf), pace=(0, 1e6))
+    grouping, found = options["grouping"], units(problem)
+    count = min(found.count, options["groups"])
+    if grouping in ("learned", "merged"):
+        whole = at_most(found, count)
+        found = at_most(found, count * options["pieces"], within=whole)
+        home = np.zeros(found.count, np.int64)
+        home[found.label] = whole.label % count  # memory may not allow so few
+    ops, devices = Ops(found), problem.num_devices
     width = ops.widths[0] + ops.widths[1] + 2 * count
     policy: Policy
     network: nn.Module
     with seeded(seed):
-        if options["grouping"] == "none":
+        if grouping == "none":
             network = FeedForward(ops, devices).to(compute_device())
             policy = SeparatePolicy(ops, network)
         else:
             placer = Seq2Seq(width, devices, options["hidden"], options["constant"], options["temperature"])
             network = Hierarchy(ops, count, placer).to(compute_device())
-            chance = torch.randint(count, (1, ops.count)).to(compute_device())
-            fixed = chance if options["grouping"] == "random" else None
-            logits = at_first(ops, count, options["together"]).to(compute_device())
-            policy = HierarchicalPolicy(ops, network, logits, options["placements"], fixed)
-    decisions = count if options["grouping"] == "random" else ops.count
+            fixed, logits = None, torch.zeros(ops.count, count)
+            if grouping == "random":
+                fixed = torch.randint(count, (1, ops.count)).to(compute_device())
+            elif grouping == "merged":
+                fixed = torch.from_numpy(home)[None].to(compute_device())
+            else:
+                logits = at_first(ops, home, count, options["together"])
+            policy = HierarchicalPolicy(ops, network, logits.to(compute_device()), options["placements"], fixed)
+    decisions = count if grouping in ("random", "merged") else ops.count
     settings = Settings(
         rate=options["rate"], samples=options["samples"], entropy=options["entropy"] / decisions, last_entropy=0.0,
         horizon=options["horizon"], baseline="moving", failures_until=options["horizon"], normalise=True,
+        paces={"grouper": options["pace"]},
     )  # fmt: skip
     return Learner(network, settings, seed), policy

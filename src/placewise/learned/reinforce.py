@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, Literal, Protocol
 
@@ -61,6 +61,7 @@ class Settings:
     epochs: int = 1  # more than one: PPO
     ratio: float = 0.2  # PPO's limit
     failures_until: int | None = None  # updates after which samples that break a constraint are not trained on
+    paces: Mapping[str, float] = field(default_factory=dict)  # rates of parts of the network, as multiples of `rate`
 
     def __post_init__(self) -> None:
         check(vars(self), samples=(1, 100_000), epochs=(1, LARGEST), rate=(0, 1e6), entropy=(0, 1e6))
@@ -106,7 +107,8 @@ class Learner:
 
     def __init__(self, network: nn.Module, settings: Settings, seed: int) -> None:
         self.network, self.settings = network, settings
-        self.optimiser = torch.optim.Adam(network.parameters(), lr=settings.rate)
+        parts = [{"params": part.parameters(), "name": name} for name, part in network.named_children()]
+        self.optimiser = torch.optim.Adam(parts, lr=settings.rate)
         self.generator = torch.Generator().manual_seed(seed)
         self.baseline: float | None = None
         self.updates = self.evaluations = 0
@@ -125,8 +127,9 @@ class Learner:
 
     def descend(self, loss: Tensor | Iterator[Tensor]) -> None:
         """One step of the optimiser; the parts of a loss are added up one by one."""
+        rate = self.towards(self.settings.rate, self.settings.last_rate)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.towards(self.settings.rate, self.settings.last_rate)
+            group["lr"] = rate * self.settings.paces.get(group["name"], 1.0)
         self.optimiser.zero_grad(set_to_none=True)
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward()  # type: ignore[no-untyped-call]

@@ -17,15 +17,17 @@ def hierarchical(
     *,
     policy: str = "none",
     train: bool = False,
-    grouping: Literal["learned", "random", "none"] = "learned",
+    grouping: Literal["learned", "merged", "random", "none"] = "learned",
     groups: int = 16,
-    together: float = 0.99,
+    pieces: int = 4,
+    together: float = 0.98,
     hidden: int = 64,
     constant: float = 5.0,
     temperature: float = 10.0,
     samples: int = 16,
     placements: int = 4,
     rate: float = 4e-3,
+    pace: float = 2.0,
     entropy: float = 12.0,
     horizon: int = 250,
     updates: int = 2000,
@@ -33,10 +35,11 @@ def hierarchical(
 ) -> None:
     """One network groups ops, another places the groups (Mirhoseini et al. 2018, Hierarchical Planner, ICLR).
 
-    At most so many `groups`. At first an op is `together` with those that it exchanges most bytes with, by this
-    probability; 0 = by chance, as in the paper. Of an update's `samples`, `placements` at a time have the same
-    grouping. `grouping` may be random, and then stays so, or none: then each op is placed by itself. All else as in
-    `colocrl`.
+    At most so many `groups`. They begin as what merging ops along the heaviest edges gives, in so many `pieces` each. A
+    piece is `together` with its group by this probability at first; 0 = anywhere by chance, as in the paper. `pace` is
+    the rate of the grouper as a multiple of `rate`. Of an update's `samples`, `placements` at a time have the same
+    grouping. `grouping` may be what was merged or random, and then stays so, or none: then each op is placed by itself.
+    All else as in `colocrl`.
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
     from placewise.learned.one_graph import place

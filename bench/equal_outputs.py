@@ -3,7 +3,7 @@
 Each with a random placement and with what `auto` finds in a few evaluations. Weights are random, as the modules make
 them; inputs are two images or texts (one for GPT-2), of the zoo's lengths. Each device has one thread, and so has the
 plain module: sums are added up in the same order, and equal can mean to the last bit. "outputs" is the largest
-difference of any output, as a share of the largest value of that output; "gradients" the same of the weights'
+difference of any output, as `verify` has it: as a share of the largest value; "gradients" the same of the weights'
 gradients of the mean square of the outputs. What float32 is worth is known from the plain module with float64: of
 gradients that its float32 has wrong by more than 1e-4, placed and plain are compared apart ("lost"), with how many they
 are and how wrong ("float32"). They are sums in which all but nothing cancels out. Models whose weights take more than

@@ -1,80 +1,140 @@
-"""Profile, plan, verify, plan again: predicted beside measured on two logical devices of this CPU, round by round.
+"""Predicted beside measured, of several placements of models of the zoo, on two logical devices of this CPU.
 
-In round 1 the times are guesses; each later one has what the rounds before it measured. "off" is how far the measured
-time is from the predicted one, in each round; the other figures are of the last. "alone" puts
-all ops on one device, "split" is what `auto` finds, "random" a placement by chance. Each device has one thread. A round
-in which other processes took more than 3 % of the machine is done again, up to `--tries` times; "others" is what they
-took in the last round.
+"alone" puts all ops on one device, "split" is what `auto` finds, "random" a placement by chance. Each device has one
+thread; run it with OMP_NUM_THREADS=1, so that the plain model has one, too. The placements of a model are measured in
+turns, each time once as it is and once with a clock at each op, so that what disturbs the machine disturbs all alike;
+turns in which other processes took more than 3 % of the machine are not counted, as long as six others are left.
 
-python bench/verify.py --batch 8
+"first off" is how far the measured time is from what was predicted when the plan was made, with the ops' times from
+clocked runs of "alone"; "off" is that from what is predicted with the ops' times of the placement's own clocked runs,
+as `placewise verify --update` keeps them for the next plan. What it takes to hand a tensor to another device is
+measured first. "others" is what other processes took of the machine in the turns that count.
+
+OMP_NUM_THREADS=1 python bench/verify.py
 python bench/verify.py --machine     on the CPU and the GPU of a machine that has one
 
 With `--machine`, "gpu" and "cpu" put all ops on one device, "half" the first half of them on the CPU, and "split" is
-what `auto` finds where the GPU has 0.6 of the memory that "gpu" needs. What was measured for one placement counts for
-the next.
+what `auto` finds where the GPU has 0.6 of the memory that "gpu" needs; the first one is planned with guesses.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from harness import main, progress, this_machine
 from placewise import Budget, Cluster, Device, Problem, engines, full_mesh, plan, zoo
 from placewise.importers import pt2
+from placewise.importers.torch_export import from_torch
 from placewise.measure.pytorch import materialised
 from placewise.plans import Plan
 from placewise.simulator import simulate
-from placewise.verify import verify
+from placewise.verify import with_profiles
 
 _CALM = 0.03
+_LEAST = 6  # turns that count
 _SHARE = 0.6
-MODELS = ("alexnet", "squeezenet", "googlenet", "resnet-50", "inception-v3", "bert-base", "gpt-2", "rnnlm")
-BOX = full_mesh(
-    [Device(f"half{i}", "cpu", 8 * 2**30, {"default": 5e10}, 1e10) for i in range(2)], 1e12, 5e-6, name="halves"
-)
+#: Images or texts of each: as many as take a tenth of a second or so.
+MODELS = {
+    "alexnet": 8, "squeezenet": 4, "googlenet": 4, "resnet-50": 2, "inception-v3": 2, "vgg-19": 1, "bert-base": 1,
+    "gpt-2": 1, "rnnlm": 8,
+}  # fmt: skip
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         os.environ["PLACEWISE_PROFILES"] = folder
-        box = this_machine() if args.machine else BOX
-        return [row for name in args.models or MODELS for row in _loop(name, box, Path(folder), args)]
+        latency = 0.0 if args.machine else _handed_over()
+        progress(f"a tensor is handed over in {1e6 * latency:.0f} us")
+        box = this_machine() if args.machine else _halves(latency)
+        return [row for name in args.models or MODELS for row in _measured(name, box, Path(folder), args)]
 
 
-def _loop(name: str, box: Cluster, folder: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    model = str(_exported(name, args.batch, folder)) if args.batch else name
-    graph = (pt2.load(model, name) if args.batch else zoo.load(name)).collapse_parameters().graph
-    clusters = [box]
-    for way in ("gpu", "cpu", "half", "split") if args.machine else ("alone", "split", "random"):
-        offs = []
-        if not args.machine:
-            clusters = [box]
-        for _ in range(args.rounds):
-            made = _planned(engines.get(args.engine).fit(Problem(graph, clusters[-1])), way)
-            for _ in range(args.tries):
-                clock, before = time.perf_counter(), _others()
-                seen = verify(made, model, engine=args.engine, seconds=args.seconds, keep=clusters.append)
-                others = (_others() - before) / (time.perf_counter() - clock) / (os.cpu_count() or 1)
-                progress(f"{name}, {way}: {seen.placed.seconds / seen.predicted - 1:+.0%}, others {others:.0%}")
-                if others < _CALM:
-                    break
-            offs.append(seen.placed.seconds / seen.predicted - 1)
+def _halves(latency: float) -> Cluster:
+    halves = [Device(f"half{i}", "cpu", 8 * 2**30, {"default": 5e10}, 1e10) for i in range(2)]
+    return full_mesh(halves, 1e12, latency, name="halves")
+
+
+@dataclass
+class _Way:
+    """A placement, at work."""
+
+    plan: Plan
+    run: Any
+    seconds: list[float] = field(default_factory=list)
+
+    def turn(self) -> None:
+        began = time.perf_counter()
+        self.run.placed()
+        self.seconds.append(time.perf_counter() - began)
+        self.run.clocked()
+
+    def forget(self) -> None:
+        """The last turn."""
+        self.seconds.pop()
+        self.run.rounds.pop()
+
+
+def _measured(name: str, box: Cluster, folder: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    model = str(_exported(name, args.batch or MODELS.get(name, 1), folder))
+    engine = engines.get("torch")
+    graph = pt2.load(model, name).collapse_parameters().graph
+    ways: dict[str, _Way] = {}
+    with ExitStack() as stack:
+        cluster = box
+        for way in ("gpu", "cpu", "half", "split") if args.machine else ("alone", "split", "random"):
+            progress(f"{name}: {way}")
+            made = _planned(engine.fit(Problem(graph, cluster)), way)
+            assert engine.run is not None
+            ways[way] = _Way(made, stack.enter_context(engine.run(made, model, {})))
+            ways[way].run.placed()
+            if way in ("alone", "gpu", "cpu"):
+                cluster = with_profiles(made, ways[way].run)
+                ways[way].plan = replace(made, problem=replace(made.problem, cluster=cluster))
+                ways[way].run.rounds.clear()
+        others, disturbed = _turns(list(ways.values()), args.seconds)
+    progress(f"{name}: {disturbed} turns were disturbed")
+    for way, each in ways.items():
+        after = engine.fit(Problem(graph, with_profiles(each.plan, each.run)))
+        first = simulate(engine.fit(Problem(graph, each.plan.problem.cluster)), each.plan.placement).value
+        predicted = simulate(after, each.plan.placement).value
+        took = statistics.median(each.seconds)
         row = {
-            "model": name, "placement": way, "predicted ms": round(1e3 * seen.predicted, 1),
-            "measured ms": round(1e3 * seen.placed.seconds, 1), "plain ms": round(1e3 * seen.plain.seconds, 1),
-        } | {f"off {i}": f"{off:+.0%}" for i, off in enumerate(offs, 1)} | {"others": f"{others:.0%}"}  # fmt: skip
+            "model": name, "placement": way, "ops": graph.num_ops, "predicted ms": 1e3 * predicted,
+            "measured ms": 1e3 * took, "first off": f"{took / first - 1:+.0%}", "off": f"{took / predicted - 1:+.0%}",
+            "turns": len(each.seconds), "others": f"{others:.0%}",
+        }  # fmt: skip
         progress(str(row))
         yield row
+
+
+def _turns(ways: list[_Way], seconds: float) -> tuple[float, int]:
+    """All of them in turn, for so long, and at most three times that if too few turns are calm."""
+    began, disturbed, shares = time.perf_counter(), 0, list[float]()
+    while (taken := time.perf_counter() - began) < seconds or (len(shares) < _LEAST and taken < 3 * seconds):
+        clock, before = time.perf_counter(), _others()
+        for way in ways:
+            way.turn()
+        share = (_others() - before) / (time.perf_counter() - clock) / (os.cpu_count() or 1)
+        if share >= _CALM and taken < 2 * seconds:
+            disturbed += 1
+            for way in ways:
+                way.forget()
+        else:
+            shares.append(share)
+    return statistics.mean(shares), disturbed
 
 
 def _others() -> float:
@@ -82,6 +142,23 @@ def _others() -> float:
     with open("/proc/stat", encoding="utf-8") as lines:
         user, nice, system, _, _, *interrupts = (int(field) for field in next(lines).split()[1:9])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+
+
+def _handed_over() -> float:
+    """Seconds until what one logical device made is with the other: a chain of small ops, by turns and on one."""
+    module, args = nn.Sequential(*(nn.Tanh() for _ in range(100))), (torch.zeros(1),)
+    graph = from_torch(module, args).collapse_parameters().graph
+    found = []
+    for placement in (np.zeros(graph.num_ops, np.int32), (np.arange(graph.num_ops) % 2).astype(np.int32)):
+        made = Plan(Problem(graph, _halves(0.0)), placement, None, 1.0, 0.0, "hand", "0")
+        with made.apply(module, args, threads=1) as placed, torch.no_grad():
+            taken = []
+            for _ in range(50):
+                began = time.perf_counter()
+                placed(*args)
+                taken.append(time.perf_counter() - began)
+        found.append(statistics.median(taken))
+    return max(0.0, found[1] - found[0]) / (graph.num_ops - 1)
 
 
 def _exported(name: str, batch: int, folder: Path) -> Path:
@@ -116,11 +193,8 @@ def _planned(problem: Problem, way: str) -> Plan:
 if __name__ == "__main__":
     settings = {
         "models": {"nargs": "*", "help": "of the zoo"},
-        "batch": {"type": int, "default": 0, "help": "images or texts; 0 = as many as in the zoo"},
-        "engine": {"default": "torch"},
+        "batch": {"type": int, "default": 0, "help": "images or texts; 0 = a few, depending on the model"},
         "machine": {"action": "store_true", "help": "the CPU and the GPU of this machine"},
-        "rounds": {"type": int, "default": 3},
-        "tries": {"type": int, "default": 3, "help": "of a round, if other processes disturb it"},
-        "seconds": {"type": float, "default": 3.0, "help": "of measuring, for each verification"},
+        "seconds": {"type": float, "default": 15.0, "help": "of measuring, for each model"},
     }
     main("Predicted beside measured", measure, **settings)

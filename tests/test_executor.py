@@ -620,6 +620,22 @@ def test_what_verify_cannot_run_is_told_before_its_devices(tmp_path):
         pass
 
 
+def test_times_of_ops_add_up_to_the_usual_run():
+    """Each of two ops is slow in runs of its own, which medians would not see; one run of five is no usual one."""
+    from placewise.engines.torch import TorchRun
+    from placewise.executor import Ran
+
+    module, args = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.randn(2, 4),)
+    found = plan_of(module, args, {}, 1)
+    run = TorchRun(found, [torch.device("cpu")], module, torch.device("cpu"), None, (args, {}))
+    run.rounds = [[Ran("0.linear", "d0", a, "cpu"), Ran("1.relu", "d0", b, "cpu")]
+                  for a, b in ((3.0, 1.0), (1.0, 3.0), (3.0, 1.0), (1.0, 3.0), (100.0, 1.0))]  # fmt: skip
+    signature = dict(zip(found.problem.graph.op_signatures, found.problem.graph.op_names, strict=True))
+    times = {signature[op]: timing.seconds for _, op, timing in run.times()}
+    assert sum(times.values()) == 4.0
+    assert run.busy() == {"d0": 4.0}
+
+
 def test_a_plan_of_a_training_step_is_not_verified():
     graph = from_torch(nn.Linear(8, 8), (torch.randn(2, 8),), training="sgd")
     found = Plan(Problem(graph, logical(2)), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")

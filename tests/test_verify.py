@@ -182,6 +182,21 @@ def test_a_model_that_makes_no_numbers_is_told(run):
     assert verdicts(run(change))["outputs"] == "NaN without a plan, too"
 
 
+def test_runs_with_clocks_take_turns_with_the_others(run):
+    """So what they tell of ops is of the same minutes."""
+    turns = []
+
+    def change(run):
+        plain, placed = run.plain, run.placed
+        run.plain = lambda: turns.append("plain") or plain()
+        run.placed = lambda: turns.append("placed") or placed()
+        run.clocked = lambda: turns.append("clocked")
+
+    run(change)
+    assert turns[4:] == ["plain", "placed", "clocked"] * 3
+    assert "clocked" not in turns[:4]
+
+
 def test_bytes_that_were_counted_are_called_that(run):
     seen = run(lambda run: run.held.update(d0=Counted(101.0)))
     assert verdicts(seen)["memory of d0 (counted)"] == "more than there is"

@@ -590,11 +590,11 @@ def export(
         _check_folder(out, ())
         with terminal.heard():
             cut_up(found, model, out)
-        terminal.say(f"{describe_cut(found)}\nwrote {out}")
+        terminal.say(f"{engines.written_for(engines.get(to))}\n{describe_cut(found)}\nwrote {out}")
         return
     text = write(found)
     if to != "trace":
-        terminal.say(describe_cut(found))
+        terminal.say(f"{engines.written_for(engines.get(to))}\n{describe_cut(found)}")
     if out is None:
         sys.stdout.write(text)
     else:
@@ -609,7 +609,7 @@ def verify(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The model of the plan: bundled, or a file (.pt2, .onnx, OpenVINO's .xml).",
+            help="The model of the plan: bundled, or a file (.pt2, .onnx, OpenVINO's .xml, config.json).",
             autocompletion=_complete_model,
         ),
     ],
@@ -664,7 +664,7 @@ def list_engines(as_json: AsJson = False) -> None:
     from placewise.report.table import describe_engines
 
     known = engines.available()
-    rows = [{"engine": name, "exports": found.summary} for name, found in known.items()]
+    rows = [{"engine": name, "exports": found.summary, "for": found.versions} for name, found in known.items()]
     print(_json({"engines": rows}) if as_json else describe_engines(known))
 
 

@@ -110,23 +110,26 @@ def verify(
         )
         if keep:
             on_progress("measuring its ops")
-            keep(_with_profiles(plan, run))
+            keep(with_profiles(plan, run))
         given = getattr(run, "given", "")
     return Verification(plan.digest, name, run.library, plain, placed, predicted, tolerance, within, findings, given)
 
 
 def _in_turn(run: Run, seconds: float, on_progress: Callable[[str], None]) -> tuple[Timing, Timing]:
-    """Medians of both, interleaved: what disturbs the machine disturbs them alike."""
-    for _ in range(_WARM_UP - 1):  # once they have run already
-        run.plain(), run.placed()
+    """Medians of both, interleaved, also with runs that clock ops: what disturbs the machine disturbs all alike."""
     plain: list[float] = []
     placed: list[float] = []
+    clocked = getattr(run, "clocked", None)
+    for _ in range(_WARM_UP - 1):  # once they have run already
+        run.plain(), run.placed()
     stop = time.perf_counter() + seconds
     while len(placed) < _LEAST or (len(placed) < _MOST and time.perf_counter() < stop):
         for call, samples in ((run.plain, plain), (run.placed, placed)):
             began = time.perf_counter()
             call()
             samples.append(time.perf_counter() - began)
+        if clocked is not None:
+            clocked()
         on_progress(f"run {len(placed)}")
     return timing_of(plain), timing_of(placed)
 
@@ -251,7 +254,7 @@ def _check_stand_ins(plan: Plan, devices: Mapping[str, str]) -> None:
             )
 
 
-def _with_profiles(plan: Plan, run: Run) -> Cluster:
+def with_profiles(plan: Plan, run: Run) -> Cluster:
     """The cluster with a profile for each device that ran something; profiles add to what was measured before."""
     graph, cluster = plan.problem.graph, plan.problem.cluster
     index = {signature: op for op, signature in enumerate(graph.op_signatures)}

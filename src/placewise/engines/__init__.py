@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -35,7 +37,8 @@ class Counted(float):
 class Run(Protocol):
     """A model in an engine, with inputs: as the plan places it, and as it runs without a plan.
 
-    It may have `given`, which says with what weights and inputs it is run.
+    It may have `given`, which says with what weights and inputs it is run; and `clocked`, which runs it as the plan
+    says, with a clock at each op, for what `busy` and `times` tell.
     """
 
     library: str  # with its version
@@ -86,6 +89,7 @@ class Engine(NamedTuple):
     run: Runner | None = None
     write: Writer | None = None
     places_parameters: bool = False  # whether weights may be elsewhere than the ops that read them
+    versions: str = ""  # that it is written for, as pip says it (vllm>=0.5.4) where there is a package
 
 
 _registered: dict[str, Engine] = {}
@@ -95,6 +99,7 @@ def engine(
     name: str,
     *,
     fit: Callable[[Problem], Problem],
+    versions: str,
     run: Runner | None = None,
     write: Writer | None = None,
     places_parameters: bool = False,
@@ -103,10 +108,25 @@ def engine(
 
     def register(export: Callable[[Plan], str]) -> Callable[[Plan], str]:
         summary = (export.__doc__ or "").partition("\n")[0]
-        _registered[name] = Engine(name, summary, export, fit, run, write, places_parameters)
+        _registered[name] = Engine(name, summary, export, fit, run, write, places_parameters, versions)
         return export
 
     return register
+
+
+def written_for(found: Engine) -> str:
+    """The versions that an engine's output is for, and the one that is installed here, if it is older."""
+    package, _, since = found.versions.partition(">=")
+    try:
+        here = version(package) if since else ""
+    except PackageNotFoundError:
+        here = ""
+    old = here and _numbers(here) < _numbers(since)
+    return f"for {found.versions}" + (f"; {here} is installed here, which may not read it" if old else "")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text.partition("+")[0])]
 
 
 @cache

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from placewise.engines import Counted, engine
+from placewise.engines.names import check_ops
 from placewise.engines.ranks import accelerator_number
 from placewise.engines.torch_offload import WEIGHTS
 from placewise.errors import InvalidInput, Unsupported
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from placewise.executor import Ran
     from placewise.measure import Timing
 
-#: Runs with a clock at each op, of which the median counts.
+#: Runs with a clock at each op, if none were asked for.
 _ROUNDS = 5
 #: Other floating types of torch are read as float32.
 _NUMPY_HAS = ("torch.float16", "torch.float32", "torch.float64")
@@ -105,12 +106,13 @@ def beside(plan: Plan, homes: Sequence[Any], free: Callable[[Any], float]) -> An
     return torch.device("cpu")
 
 
-@engine("torch", fit=any_op, run=run)
+@engine("torch", fit=any_op, versions="torch>=2.7", run=run)
 def torch_(plan: Plan) -> str:
     """JSON of op names to torch's devices, in the order in which they run; `Plan.apply` runs it.
 
     A script of one's own reads this; with Placewise at hand, `Plan.load(file).apply(module, args)` does all of it.
     """
+    check_ops(plan, "torch")
     cluster = plan.problem.cluster
     names = {
         d: "cpu" if cluster.devices[d].kind == "cpu" else f"cuda:{accelerator_number(cluster, d)}"
@@ -142,7 +144,7 @@ class TorchRun:
         self._plan, self._homes = plan, homes
         self._plain, self._placed, self._inputs = plain, placed, inputs
         self._plain_inputs = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(alone), inputs)
-        self._timed: list[list[Ran]] = []
+        self.rounds: list[list[Ran]] = []  # of runs with a clock at each op
 
     def plain(self) -> Sequence[ArrayLike]:
         """On one device: the first GPU that the plan's cluster has, or the CPU."""
@@ -151,6 +153,14 @@ class TorchRun:
     def placed(self) -> Sequence[ArrayLike]:
         """As the plan says."""
         return self._outputs(self._placed, self._inputs)
+
+    def clocked(self) -> None:
+        """As the plan says, with a clock at each op."""
+        import torch
+
+        args, kwargs = self._inputs
+        with torch.no_grad():
+            self.rounds.append(self._placed.timed(*args, **kwargs)[1])
 
     def ran_on(self) -> Mapping[str, str]:
         """By the worker that ran each op, if torch has the result on that worker's device."""
@@ -189,28 +199,31 @@ class TorchRun:
         return tested_links(self._plan, self._homes)
 
     def times(self) -> Iterable[tuple[str, str, Timing]]:
-        """Of each op, the median over some runs, over ops with the same signature and over devices of one hardware."""
+        """Of each op, the mean over the usual runs, over ops with the same signature and over devices of one hardware.
+
+        Usual is the half of the runs whose sums are in the middle: means of ops add up to what such a run takes, which
+        medians of ops do not.
+        """
         from placewise.measure import timing_of
 
         graph, names = self._plan.problem.graph, self._plan.problem.cluster.device_names
         signature = dict(zip(graph.op_names, graph.op_signatures, strict=True))
         hardware = dict(zip(names, map(_hardware, self._homes), strict=True))
+        rounds = sorted(self._measured(), key=lambda each: sum(ran.seconds for ran in each))
+        usual = rounds[len(rounds) // 4 : max(1, len(rounds) - len(rounds) // 4)]
         seen: dict[tuple[str, str], list[float]] = {}
-        for ran in (ran for each in self._measured() for ran in each if signature.get(ran.op)):
+        for ran in (ran for each in usual for ran in each if signature.get(ran.op)):
             seen.setdefault((hardware[ran.device], signature[ran.op]), []).append(ran.seconds)
         for (alike, of_op), seconds in seen.items():
             for device in (name for name in names if hardware[name] == alike):
-                yield device, of_op, timing_of(seconds)
+                yield device, of_op, timing_of(seconds)._replace(seconds=float(np.mean(seconds)))
 
     def _measured(self) -> list[list[Ran]]:
-        import torch
-
-        if not self._timed:
-            args, kwargs = self._inputs
-            with torch.no_grad():
-                self._placed(*args, **kwargs)
-                self._timed = [self._placed.timed(*args, **kwargs)[1] for _ in range(_ROUNDS)]
-        return self._timed
+        if not self.rounds:
+            self.placed()
+            for _ in range(_ROUNDS):
+                self.clocked()
+        return self.rounds
 
     def _held_by_plain(self, home: Any) -> float:
         """Bytes of the plain module on a GPU, which are no part of the plan."""

@@ -552,6 +552,8 @@ def test_engines_that_know_ops_by_name_refuse_those_of_others():
             made = Plan(question, np.zeros(question.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
             with pytest.raises(InvalidInput, match=message):
                 engines.get(name).export(made)
+    with pytest.raises(InvalidInput, match="plan with `--engine torch`"):
+        engines.get("torch").export(made)
 
 
 # ---- what crosses ----------------------------------------------------------------------------------------------------
@@ -577,3 +579,4 @@ def test_the_command_of_the_docs_prints_what_they_say(run):
     page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
     assert f"```\n{told.out}```" in page
     assert "cross" in told.err
+    assert told.err.startswith("for vllm>=0.5.4\n")

@@ -76,6 +76,7 @@ def test_subgraphs_are_counted_and_their_links_tested(path):
     plan = placed(path, lambda i, name: int(name in ("both", "end")))
     with run(plan, path) as ready:
         assert ready.subgraphs() == ["big", "little"]  # the reshape between goes along
+        assert ready.given == "random inputs, in 2 subgraphs"  # which `verify` prints
         assert ready.links() == {("big", "little"): True}
         busy = ready.busy()
         assert set(busy) == {"big", "little"}

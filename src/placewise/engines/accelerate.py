@@ -47,7 +47,7 @@ def whole_modules(problem: Problem) -> Problem:
     return replace(together(problem, labels), execution=execution)
 
 
-@engine("accelerate", fit=whole_modules)
+@engine("accelerate", fit=whole_modules, versions="accelerate>=1.0")
 def accelerate(plan: Plan) -> str:
     """JSON for `device_map` of `from_pretrained`, or of `accelerate.dispatch_model`.
 

@@ -28,7 +28,7 @@ class PlacedPipeline(PipelineModule):
 '''
 
 
-@engine("deepspeed", fit=whole_layers)
+@engine("deepspeed", fit=whole_layers, versions="deepspeed>=0.19")
 def deepspeed(plan: Plan) -> str:
     """Python with a PipelineModule that has these stages: DeepSpeed takes methods of partitioning, but no list.
 

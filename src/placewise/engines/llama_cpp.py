@@ -96,7 +96,7 @@ def _devices_of_slots(
     return np.concatenate([np.full(first, hosts[0] if hosts else 0), np.array(gpus)[turn]])
 
 
-@engine("llama.cpp", fit=layers_and_feed_forward)
+@engine("llama.cpp", fit=layers_and_feed_forward, versions="llama.cpp of May 2025 and later")
 def llama_cpp(plan: Plan) -> str:
     """Flags: -c, -ngl, -dev, -ts, -ot, for llama-server and llama-cli.
 

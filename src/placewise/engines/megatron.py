@@ -7,9 +7,9 @@ from placewise.engines.ranks import note_visible, ranks, whole_layers
 from placewise.plans import Plan
 
 
-@engine("megatron", fit=whole_layers)
+@engine("megatron", fit=whole_layers, versions="megatron-core>=0.13")
 def megatron(plan: Plan) -> str:
-    """Arguments with --pipeline-model-parallel-layout (E embedding, t layer, L loss; megatron-core 0.13 and later).
+    """Arguments with --pipeline-model-parallel-layout (E embedding, t layer, L loss).
 
     `PipelineParallelLayerLayout` reads it (megatron/core/transformer/pipeline_parallel_layer_layout.py, 0.19.2).
     """

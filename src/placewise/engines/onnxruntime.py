@@ -72,9 +72,9 @@ def write(plan: Plan, model: str, folder: Path) -> None:
         write_text(folder / "options.json", options)
 
 
-@engine("onnxruntime", fit=one_gpu, run=run, write=write)
+@engine("onnxruntime", fit=one_gpu, versions="onnxruntime>=1.28", run=run, write=write)
 def onnxruntime(plan: Plan) -> str:
-    """JSON of session options with session.name_based_layer_assignment (ONNX Runtime 1.28 and later).
+    """JSON of session options with session.name_based_layer_assignment.
 
     Rules match parts of node names and the longest wins, so whole names are safe. Versions before ignore the option
     without a word: set session.record_ep_graph_assignment_info and read back where nodes are.

@@ -60,7 +60,7 @@ def write(plan: Plan, model: str, folder: Path) -> None:
         _cut_up(plan, path, folder)
 
 
-@engine("onnxruntime-split", fit=segments_in_turn, run=run, write=write)
+@engine("onnxruntime-split", fit=segments_in_turn, versions="onnxruntime>=1.20", run=run, write=write)
 def onnxruntime_split(plan: Plan) -> str:
     """JSON of segments in order, each a device and its nodes; with --model, the sub-models in a folder."""
     check_ops(plan, "onnxruntime-split")

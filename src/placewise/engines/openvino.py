@@ -56,7 +56,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Hetero]:
         yield Hetero(plan, importer.read_model(path), devices)
 
 
-@engine("openvino", fit=one_after_another, run=run)
+@engine("openvino", fit=one_after_another, versions="openvino>=2025.0", run=run)
 def openvino(plan: Plan) -> str:
     """JSON of friendly names to OpenVINO's devices; affinities are lost when a model is saved, so keep this file.
 
@@ -150,6 +150,12 @@ class Hetero:
         self._core, self._plan, self._model = self._openvino.Core(), plan, model
         self._logical = _logical_devices(self._core, plan, devices)
         self._named = {logical.plugin: plan.problem.cluster.device_names[d] for d, logical in self._logical.items()}
+
+    @property
+    def given(self) -> str:
+        """What it was run with, and in how many pieces."""
+        count = len(self.subgraphs())
+        return f"random inputs, in {count} subgraph{'s' * (count > 1)}"
 
     def plain(self) -> list[NDArray[Any]]:
         """On the device that the plan's costs say is the fastest for the whole, among those that it uses."""

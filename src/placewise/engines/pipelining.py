@@ -44,9 +44,9 @@ def whole_modules(problem: Problem) -> Problem:
     return replace(together(problem, found.of_op), contiguous=True, forbidden=forbidden)
 
 
-@engine("pipelining", fit=whole_modules)
+@engine("pipelining", fit=whole_modules, versions="torch>=2.7")
 def pipelining(plan: Plan) -> str:
-    """A Python script for torchrun: stages, microbatches and schedule, for inference and training (PyTorch 2.7).
+    """A Python script for torchrun: stages, microbatches and schedule, for inference and training.
 
     Models of transformers are cut by their list of layers, for tracing them fails; others by torch's tracer. A device
     that the plan comes back to, each time after all others, is one whose stages are interleaved.

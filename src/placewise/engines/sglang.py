@@ -7,7 +7,7 @@ from placewise.engines.ranks import counts, ranks, visible, whole_layers
 from placewise.plans import Plan
 
 
-@engine("sglang", fit=whole_layers)
+@engine("sglang", fit=whole_layers, versions="sglang>=0.5")
 def sglang(plan: Plan) -> str:
     """A command line with SGLANG_PP_LAYER_PARTITION, for `sglang.launch_server`.
 

@@ -80,7 +80,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Run]:
         yield made
 
 
-@engine("torch-offload", fit=parts_and_weights, run=run, places_parameters=True)
+@engine("torch-offload", fit=parts_and_weights, versions="torch>=2.7", run=run, places_parameters=True)
 def torch_offload(plan: Plan) -> str:
     """JSON: where each module computes, and where its weights are; `Plan.apply(model)` runs it."""
     return json.dumps(modes(plan), indent=1) + "\n"

@@ -9,9 +9,9 @@ from placewise.engines.ranks import note_visible, ranks, whole_layers
 from placewise.plans import Plan
 
 
-@engine("torchtitan", fit=whole_layers)
+@engine("torchtitan", fit=whole_layers, versions="torchtitan>=0.3")
 def torchtitan(plan: Plan) -> str:
-    """Python with a ParallelismConfig that has module_fqns_per_model_part, in torchtitan's names (0.3 and later).
+    """Python with a ParallelismConfig that has module_fqns_per_model_part, in torchtitan's names.
 
     In 0.2 the same settings were TOML, and the head was called "output" (torchtitan/distributed/pipeline_parallel.py,
     `_generate_llm_fqn_per_model_part` in 0.3.0 and `generate_llm_fqn_per_model_part` in 0.2.2).

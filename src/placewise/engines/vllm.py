@@ -7,7 +7,7 @@ from placewise.engines.ranks import counts, ranks, visible, whole_layers
 from placewise.plans import Plan
 
 
-@engine("vllm", fit=whole_layers)
+@engine("vllm", fit=whole_layers, versions="vllm>=0.5.4")
 def vllm(plan: Plan) -> str:
     """A command line with VLLM_PP_LAYER_PARTITION, for `vllm serve`.
 

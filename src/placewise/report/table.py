@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from placewise.certificate import NO_CLAIM, Finding
 from placewise.cluster import Cluster
 from placewise.driver import Outcome
-from placewise.engines import Engine
+from placewise.engines import Engine, written_for
 from placewise.machine import Figure, Machine
 from placewise.planners import PlannerInfo
 from placewise.plans import Plan
@@ -461,7 +461,9 @@ def describe_planners(infos: Mapping[str, PlannerInfo], why_not: Mapping[str, st
 def describe_engines(known: Mapping[str, Engine]) -> str:
     """What `placewise engines` prints."""
     blocks = (
-        "\n".join([name, fill(found.summary, WIDTH, initial_indent="  ", subsequent_indent="  ")])
+        "\n".join(
+            [name, fill(found.summary, WIDTH, initial_indent="  ", subsequent_indent="  "), f"  {written_for(found)}"]
+        )
         for name, found in known.items()
     )
     return "\n".join(blocks)

@@ -1026,6 +1026,14 @@ def test_it_prints(opened, both):
     many.emulate_media(media="print")
     room = "(one) => one.parentElement.clientWidth - one.clientWidth"
     assert max(many.locator("canvas").evaluate_all(f"all => all.map({room})")) <= 20
+    phone = opened(both[0])
+    phone.set_viewport_size({"width": 390, "height": 800})
+    places = "[...document.querySelectorAll('.box')].map((one) => one.offsetLeft)"
+    before = phone.evaluate(places)
+    phone.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert len(set(phone.evaluate(places))) == 4 > 2 >= len(set(before))  # across the paper, not down
+    phone.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert phone.evaluate(places) == before
     view.set_viewport_size({"width": 1000, "height": 700})
     view.emulate_media(media="print")
     assert view.evaluate("document.documentElement.scrollWidth") <= 1000  # the graph and the tables fit on paper

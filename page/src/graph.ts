@@ -105,8 +105,11 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     choose(chosen, focus);
   }
 
+  /** Whether data flows to the right: down, on a phone. */
+  const across = () => state.printing || scroll.clientWidth >= 560;
+
   function lay(): void {
-    laid = band(visible.map((box) => tree.rank(box)), wiresBetween(state, tree.owner, visible.length), scroll.clientWidth >= 560);
+    laid = band(visible.map((box) => tree.rank(box)), wiresBetween(state, tree.owner, visible.length), across());
   }
 
   /** The largest zoom, down to `least`, at which all can be seen. */
@@ -286,6 +289,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
   state.on(["theme"], () => {
     if (state.printing) before = zoom;
     else zoom = before;
+    if (laid.across !== across()) lay();
     place();
   });
   start();
@@ -293,7 +297,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
   new ResizeObserver(() => {
     if (state.printing || scroll.clientWidth === wide) return;
     wide = scroll.clientWidth;
-    if (laid.across !== scroll.clientWidth >= 560 || !visible.length) draw();
+    if (laid.across !== across() || !visible.length) draw();
     else if (zoomed) place();
     else fit();
   }).observe(element);

@@ -47,8 +47,9 @@ def intervals(seed: int, *, equal: bool) -> Problem:
     return test_ideals.with_equal_links(rng, problem) if equal else problem
 
 
-def in_stages(seed: int, *, option: str) -> Problem:
-    return test_replication.step(np.random.default_rng(seed), **test_replication.OPTIONS[option])
+def in_stages(seed: int, *, option: str, boxes: bool = False) -> Problem:
+    problem = test_replication.step(np.random.default_rng(seed), **test_replication.OPTIONS[option])
+    return test_replication.in_boxes(problem) if boxes else problem
 
 
 def anything(seed: int) -> Problem:
@@ -56,8 +57,8 @@ def anything(seed: int) -> Problem:
     return test_milp.small(seed, settings, constrained=seed % 3 == 0, integers=seed % 5 > 0)
 
 
-def in_slots(seed: int) -> Problem | None:
-    problem, _ = test_slots.random_slots(seed, max_ops=6, max_devices=3, constrained=True, most_slots=1)
+def in_slots(seed: int, *, most: int) -> Problem | None:
+    problem, _ = test_slots.random_slots(seed, max_ops=6, max_devices=3, constrained=True, most_slots=most)
     return None if problem.contiguous or problem.max_devices else problem
 
 
@@ -70,8 +71,8 @@ def blocks(seed: int) -> Problem | None:
     return problem if problem.num_ops <= 6 else None
 
 
-def one_by_one(seed: int, *, memory: bool) -> Problem | None:
-    return test_min_cut.sequential(seed, devices=2, memory=memory)
+def one_by_one(seed: int, *, memory: bool, devices: int = 2) -> Problem | None:
+    return test_min_cut.sequential(seed, devices=devices, memory=memory)
 
 
 #: What is asked, of whom, with which options.
@@ -79,18 +80,25 @@ CASES: list[tuple[str, str, dict[str, Any], Draw]] = [
     ("intervals, equal", "ideals", {}, partial(intervals, equal=True)),
     ("intervals, any", "ideals", {}, partial(intervals, equal=False)),
     *((f"stages, {option}", "ideals", {}, partial(in_stages, option=option)) for option in test_replication.OPTIONS),
+    ("stages, all, in boxes", "ideals", {}, partial(in_stages, option="all", boxes=True)),
     ("throughput", "milp", {"solver": "highs"}, anything),
     ("throughput", "milp", {"solver": "cpsat"}, anything),
-    ("slots", "slot-milp", {"solver": "highs"}, in_slots),
-    ("slots", "slot-milp", {"solver": "cpsat"}, in_slots),
+    ("one slot", "slot-milp", {"solver": "highs"}, partial(in_slots, most=1)),
+    ("one slot", "slot-milp", {"solver": "cpsat"}, partial(in_slots, most=1)),
+    ("up to 3 slots", "slot-milp", {"solver": "highs"}, partial(in_slots, most=3)),
     ("latency", "cpsat", {}, partial(in_time, objective="latency")),
     ("completion", "cpsat", {}, partial(in_time, objective="completion")),
     ("latency, in series", "series", {}, blocks),
+    ("the same, memory", "series", {}, test_series.short_of_memory),
     ("sequential", "min-cut", {}, partial(one_by_one, memory=False)),
     ("sequential, memory", "min-cut", {}, partial(one_by_one, memory=True)),
+    ("sequential, 3 devices", "min-cut", {}, partial(one_by_one, memory=True, devices=3)),
+    ("latency", "auto", {}, partial(in_time, objective="latency")),
+    ("completion", "auto", {}, partial(in_time, objective="completion")),
+    ("throughput", "auto", {}, anything),
 ]
 #: Evaluations, for planners that go on as long as they may.
-BUDGETS = {"milp": 20_000, "slot-milp": 100, "cpsat": 200_000, "series": 400_000}
+BUDGETS = {"milp": 20_000, "slot-milp": 100, "cpsat": 200_000, "series": 400_000, "auto": 100_000}
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -107,7 +115,7 @@ def tally(draw: Draw, planner: str, settings: dict[str, Any], count: int) -> dic
     met = dict.fromkeys(("drawn", "able", "same", "true", "proved", "checked"), 0)
     budget = Budget(evaluations=BUDGETS.get(planner))
     for problem in problems(draw, count):
-        timed = planner in ("cpsat", "series")
+        timed = planner in ("cpsat", "series") or (planner == "auto" and problem.objective != "throughput")
         best = test_cpsat.the_best(problem) if timed else brute_force(problem)[0] if problem.num_ops else 0.0
         met["drawn"] += 1
         try:

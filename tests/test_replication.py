@@ -68,7 +68,7 @@ OPTIONS = {
     "replicate": {"replicate": True},
     "in flight": {"in_flight": "pipeline"},
     "recompute": {"in_flight": "pipeline", "recompute": True},
-    "both": {"replicate": True, "in_flight": "pipeline"},
+    "replicate, in flight": {"replicate": True, "in_flight": "pipeline"},
     "all": {"replicate": True, "in_flight": "pipeline", "recompute": True},
 }
 
@@ -323,7 +323,7 @@ def in_boxes(problem):
     return replace(problem, cluster=Cluster(cluster.devices, tuple(links)))
 
 
-@pytest.mark.parametrize("execution", [OPTIONS["both"], OPTIONS["all"]], ids=["both", "all"])
+@pytest.mark.parametrize("execution", [OPTIONS["replicate, in flight"], OPTIONS["all"]], ids=["kept", "recomputed"])
 def test_a_true_bound_where_links_differ(execution):
     proved = same = some = 0
     for seed in range(100):

@@ -636,6 +636,10 @@ def test_on_a_phone_tables_keep_their_first_column_and_the_page_speaks_of_finger
     view = opened(both[0], has_touch=True, is_mobile=True)
     view.set_viewport_size({"width": 390, "height": 800})
     assert "pinch to zoom, tap an op twice" in view.locator("#timeline .about").inner_text()
+    assert "A tap unfolds a module." in view.locator("#graph").inner_text()
+    drawn = listened(view)
+    view.get_by_label("Show the whole run").click()
+    assert {"0 ms", "10 ms", "20 ms"} <= set(drawn())
     panel = view.locator("#modules .wide")
     panel.evaluate("one => one.scrollTo({ left: 100, behavior: 'instant' })")
     assert panel.evaluate("one => one.scrollLeft") == 100

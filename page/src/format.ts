@@ -70,7 +70,7 @@ export function ticks(low: number, high: number, wanted: number): number[] {
   const raw = (high - low) / Math.max(1, wanted);
   if (!(raw > 0)) return [];
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw)!;
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw)!;
   const found: number[] = [];
   for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
   return found;

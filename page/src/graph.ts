@@ -226,8 +226,8 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     mark();
     const inside = contents[visible.indexOf(box ?? NaN)];
     if (box === null || !inside) {
-      const keys = touched.matches ? "" : "; Backspace folds it again";
-      return about.replaceChildren(h("p", { class: "about" }, `A click unfolds a module${keys}.`));
+      const how = touched.matches ? "A tap unfolds a module." : "A click unfolds a module; Backspace folds it again.";
+      return about.replaceChildren(h("p", { class: "about" }, how));
     }
     const up = tree.above(box);
     about.replaceChildren(

@@ -2,10 +2,13 @@
 
 python bench/portfolio.py                           # 10 s each: SAGA's instances, models of the zoo
 python bench/portfolio.py --random 28 --seed 1000 --evaluations 30000 --members
+python bench/portfolio.py --training --seconds 5 --cpu --members
 
 With `--random`, problems are drawn instead: shapes, sizes, devices, objectives and memory, all by chance and the seed,
 so that what was chosen on some seeds can be judged on others. A summary of all pairs of problem and member follows.
-With a budget in evaluations, throughput is left out: the exact methods for it mind the clock alone.
+With a budget in evaluations, throughput is left out: the exact methods for it mind the clock alone. With `--training`,
+they are training steps of the zoo. With `--cpu`, seconds are of CPU time, as where the machine has other work: each
+process has so many, and `auto` may use two.
 
 `found by` is who found the portfolio's plan; "> heft" means local search from heft's plan. `best` is the best member by
 itself, and `to best` what the portfolio makes of it: at most 1 is the aim. On the shared instances, `to SAGA` is the
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +29,7 @@ import numpy as np
 
 from harness import main, progress, random_problem
 from placewise import Costs, Device, Graph, Problem, full_mesh, plan, zoo
-from placewise.driver import Budget
+from placewise.driver import Budget, Context
 from placewise.errors import NoFeasiblePlan, PlacewiseError
 from placewise.files import load_cluster
 from placewise.importers import instances
@@ -46,6 +50,17 @@ CASES = (
     ("llama-3-8b", "unequal-cards", "throughput"),
     ("inception-v3", "placeto-4", "throughput"),
     ("bert-base-train", "four-gpus", "throughput"),
+)
+#: Training steps, most of them unrolled, on which quick methods are far from the best.
+TRAINING = (
+    ("nmt-2-train", "colocrl-4"),
+    ("nasnet-a-train", "colocrl-4"),
+    ("nasnet-a-train", "dgx-h100"),
+    ("rnnlm-train", "colocrl-4"),
+    ("inception-v3-train", "colocrl-4"),
+    ("nmt-2-train", "hierarchical-8"),
+    ("resnet-50-train", "placeto-4"),
+    ("bert-base-train", "four-gpus"),
 )
 
 
@@ -71,6 +86,10 @@ def _chosen(options: Any) -> Iterator[tuple[str, Problem, float | None, int]]:
             name, problem = drawn(seed)
             if not (options.evaluations and problem.objective == "throughput"):
                 yield name, problem, None, seed
+        return
+    if options.training:
+        for model, box in TRAINING:
+            yield f"{model}, {box}", Problem(zoo.load(model), load_cluster(box)), None, options.seed
         return
     folder = Path(options.data) / "instances" if options.data else None
     if folder is None or not folder.is_dir():
@@ -150,6 +169,8 @@ def _strands(ops: int, rng: np.random.Generator) -> list[tuple[int, int]]:
 
 def measure(options: Any) -> dict[str, list[dict[str, Any]]]:
     budget = Budget(evaluations=options.evaluations) if options.evaluations else Budget(seconds=options.seconds)
+    if options.cpu:
+        Context.__init__.__defaults__ = ("", time.process_time)  # planner and clock
     rows, pairs = [], []
     for name, problem, saga, seed in _chosen(options):
         progress(name)
@@ -205,9 +226,11 @@ if __name__ == "__main__":
     settings = {
         "data": {"default": os.environ.get("PLACEWISE_DATA"), "help": "folder that holds instances/"},
         "seconds": {"type": float, "default": 10.0, "help": "the budget of each run"},
+        "cpu": {"action": "store_true", "help": "seconds are of CPU time"},
         "evaluations": {"type": int, "help": "the budget of each run, instead"},
         "seed": {"type": int, "default": 0},
         "random": {"type": int, "help": "so many random problems instead, from this seed on"},
+        "training": {"action": "store_true", "help": "training steps of the zoo instead"},
         "members": {"action": "store_true", "help": "also run each member alone"},
         "only": {"help": "problems whose name has this in it"},
     }

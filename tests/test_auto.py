@@ -12,6 +12,7 @@ from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.planners import planner
 from placewise.planners.auto import MEMBERS, SEARCHES
+from placewise.problem import Execution
 from problems import problem_of, random_problem
 
 
@@ -146,8 +147,8 @@ def test_auto_is_as_good_as_its_members_on_larger_problems():
 
 def test_with_many_ops_too_and_multilevel_begins_before_the_race():
     rng = np.random.default_rng(0)
-    edges = [(int(rng.integers(max(0, i - 20), i)), i) for i in range(1, 320)]
-    problem = problem_of(rng.uniform(0.5, 1.5, (320, 3)), edges, sizes=0.3)
+    edges = [(int(rng.integers(max(0, i - 20), i)), i) for i in range(1, 620)]
+    problem = problem_of(rng.uniform(0.5, 1.5, (620, 3)), edges, sizes=0.3)
     best = plan(problem, "auto", budget=Budget(evaluations=8_000))
     for name in ("multilevel", "m-etf", "m-sct", "tsam", "min-cut", "metis"):
         with suppress(Unsupported):
@@ -155,8 +156,13 @@ def test_with_many_ops_too_and_multilevel_begins_before_the_race():
     assert best.stopped == "budget"
 
 
-def test_on_one_device_it_matters_which_model_is_first():
-    problem = problem_of([[10.0], [1.0]], [], objective="completion", model=[0, 1], models=["a", "b"])
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("concurrency", ["parallel", "sequential"])
+def test_on_one_device_it_matters_which_model_is_first(concurrency, contiguous):
+    problem = problem_of(
+        [[10.0], [1.0]], [], objective="completion", model=[0, 1], models=["a", "b"],
+        execution=Execution(concurrency=concurrency), contiguous=contiguous,
+    )  # fmt: skip
     found = plan(problem, "auto")
     assert (found.value, found.lower_bound) == (12.0, pytest.approx(12.0))
 

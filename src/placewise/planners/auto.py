@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -52,7 +53,8 @@ _SHARE: Final = {
 _USUAL_SHARE: Final = 0.1
 _STREAMING: Final = 0.3  # of what is left, for layers that are streamed where memory is short
 _SELDOM: Final = 0.03  # of what is left, for what may take long and seldom helps
-_MANY: Final = 300  # units; beyond, the race would give `multilevel` up on its coarse levels: it begins
+_MANY: Final = 300  # units; beyond, `multilevel` is worth a core of its own
+_DEEP: Final = 600  # units; beyond, the race would give it up on its coarse levels: without that core, it begins
 _AHEAD: Final = 0.4  # of what is left, before the race;
 _WHOLE: Final = 0.6  # of all, which it shares out among its levels
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
@@ -80,8 +82,8 @@ def auto(problem: Problem, ctx: Context) -> None:
     Successive halving (Jamieson, Talwalkar 2016, arXiv:1502.07943). Each search does what it does by itself with the
     same seed, so what it finds with its part of the budget is found. Beside them, moves of single units and of groups
     of all sizes start from the best plans of quick methods, as where a search begins decides where it ends. It ends
-    when the gap is closed, the time is up or nothing helps any more. Above 300 units, `multilevel` has a core for itself
-    if there is a second one and the budget is in seconds; else it begins before the race.
+    when the gap is closed, the time is up or nothing helps any more. Above 300 units, `multilevel` has a core for
+    itself if there is a second one and the budget is in seconds; else, above 600, it begins before the race.
     """
     many = problem.num_units > _MANY
     with ctx.elsewhere("multilevel", descend) if many else nullcontext() as other:
@@ -107,18 +109,21 @@ def _race(problem: Problem, ctx: Context, helped: bool) -> None:
     plans, multilevel = _starts(problem, ctx, helped)
     for name in ("cpsat", "fit") if ctx.best is None else ():  # half the budget was not enough: memory comes first
         ctx.delegate(name, share=0.8)
-    alone = problem.num_devices == 1 and problem.objective != "completion"  # else it matters which model is first
-    if not plans or not problem.num_units or alone or ctx.should_stop():
+    if problem.num_devices == 1 and problem.objective == "completion":
+        _order(problem, ctx)
+    elif problem.num_devices == 1:
+        return
+    if not plans or not problem.num_units or ctx.should_stop():
         return
     levels = hierarchy(problem, ctx, _COARSEST)
     runners = [
         _Runner(ctx, f"local search from {name}", partial(_climb, start=start, levels=levels))
         for name, start in list(plans.items())[:_CLIMBS]
     ]
-    for name, search in SEARCHES.items():
-        if get(name).why_not(problem) is None and not (name == "multilevel" and problem.num_units > _MANY):
-            runners.append(_Runner(ctx, name, search))
     runners += [multilevel] if multilevel else []
+    for name, search in SEARCHES.items():
+        if get(name).why_not(problem) is None and not (name == "multilevel" and (helped or multilevel)):
+            runners.append(_Runner(ctx, name, search))
     out: list[_Runner] = []
     while runners and not ctx.should_stop():
         heats = math.ceil(math.log(len(runners), 3)) + _FINAL
@@ -139,8 +144,21 @@ def _race(problem: Problem, ctx: Context, helped: bool) -> None:
         for name, start in plans.items():
             again = partial(_climb, start=start, levels=levels)
             _Runner(ctx, f"local search from {name}", again, seed=int(ctx.rng.integers(2**31))).run(ctx, 1.0)
-    for name in _exact(problem) if math.isfinite(ctx.seconds_left) else ():  # and for proofs, if a clock will end them
-        ctx.delegate(name)
+    for name in _exact(problem):  # and for proofs, if the budget will end them
+        if math.isfinite(ctx.seconds_left) or (name == "cpsat" and ctx.evaluations_left < sys.maxsize):
+            ctx.delegate(name)
+
+
+def _order(problem: Problem, ctx: Context) -> None:
+    """Which model is first matters on one device too, where every plan is contiguous and ops never run in parallel."""
+    execution = replace(problem.execution, concurrency="parallel")
+    free = replace(problem, contiguous=False, max_devices=None, execution=execution)
+    if problem.execution.concurrency != "slots" and not ctx.should_stop():
+        with ctx.aside(free, 0.3) as inner:
+            for name in ("spt", "cpsat"):
+                inner.delegate(name, share=0.9)
+        if inner.best is not None and ctx.evaluations_left:
+            ctx.evaluate(*inner.best)
 
 
 def _exact(problem: Problem) -> list[str]:
@@ -166,7 +184,7 @@ def _starts(problem: Problem, ctx: Context, helped: bool) -> tuple[dict[str, Int
         if found and ctx.best_value < before:
             placements[name] = found[0]
     multilevel = None
-    if problem.num_units > _MANY and not helped and not ctx.should_stop():
+    if problem.num_units > _DEEP and not helped and not ctx.should_stop():
         multilevel = _Runner(ctx, "multilevel", descend, share=_WHOLE)
         multilevel.run(ctx, ctx.spent + _AHEAD * (1.0 - ctx.spent))
     value = {name: ctx.evaluate(placement) for name, placement in placements.items()}

@@ -329,6 +329,28 @@ def test_what_holds_layers_may_have_weights_of_its_own(inside, tmp_path):
     assert torch.equal(placed(*args), expected)
 
 
+def test_accelerate_runs_a_plan_on_what_stands_in():
+    """Hooks do on a CPU and a disk what they do on two GPUs; a module that the map lacks would be found out."""
+    pytest.importorskip("accelerate")
+    fitted = engines.get("accelerate").fit(problem("squeezenet", box(1, 1)))
+    found = pieces(fitted.graph)
+    made = Plan(fitted, np.where(found.of_op < 4, 0, 1).astype(np.int32), None, 1.0, 0.0, "hand", "0")
+    runner = engines.get("accelerate").run
+    with runner(made, "squeezenet", {"gpu0": "cpu", "gpu1": "disk"}) as ready:
+        for a, b in zip(ready.plain(), ready.placed(), strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        told = ready.ran_on()
+        assert set(told.values()) == {"gpu0", "gpu1"}
+        assert all(device == made.devices[op] for op, device in told.items())
+    with runner(made, "squeezenet", {"gpu0": "cpu", "gpu1": "cpu"}) as ready:
+        assert ready.ran_on() == {}
+    for devices, message in (({}, "gpu0=cpu or gpu0=disk"), ({"gpu0": "tpu"}, "must be cpu, disk or cuda:0")):
+        with pytest.raises(InvalidInput, match=message):
+            runner(made, "squeezenet", devices).__enter__()
+    with pytest.raises(Unsupported, match="only bundled models"):
+        runner(made, "model.pt2", {}).__enter__()
+
+
 def test_accelerate_takes_the_map():
     utils, accelerate = pytest.importorskip("accelerate.utils"), pytest.importorskip("accelerate")
     from transformers import AutoModelForCausalLM, GPT2Config

@@ -125,3 +125,20 @@ def test_prices_that_prove_less_are_noticed():
     problem.derived["bound"] = replace(bound, prices=(np.array([[1.0, 1.0]]), np.zeros(2)))
     assert faults(found) == {"bound: area": "it proves less"}
     assert math.isclose(found.value, 2.0)
+
+
+def test_bounds_of_completion_are_worked_out_again_as_far_as_paths_and_units_prove_them():
+    """One model of 1 s, 5 bytes on their way, and 1 s: 7 s. Of several, what the area proves is on trust."""
+    found = a_plan(objective="completion")
+    assert {x.claim: (x.found, x.verdict) for x in check(found)}["bound: alone"] == (7.0, "holds")
+    holds = some = 0
+    for seed in range(40):
+        try:
+            found = plan(drawn("completion parallel", seed), "random", budget=Budget(evaluations=30))
+        except NoFeasiblePlan:
+            continue
+        bounds = {finding.claim: finding.verdict for finding in check(found) if finding.claim.startswith("bound")}
+        some += 1
+        holds += bounds.get("bound") == "holds"
+        assert "bound: alone" in bounds or bounds != {"bound": "holds"} or found.lower_bound == 0.0, seed
+    assert holds > 0.75 * some > 20

@@ -2,13 +2,16 @@
 
 Each device is profiled with the model, the cost of a cut is measured, and the exact plan is run beside each device
 alone and other placements, in turns. Is it ever above the better single device? Is the predicted order the measured?
+Where the machine is busy, the least of the times says more than their median: what disturbs only adds.
 
 python bench/openvino_placements.py
+python bench/openvino_placements.py --seconds 20 --placements 1  # six minutes on a machine that is busy six times over
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,6 +35,7 @@ from placewise.measure.pytorch import materialised
 from placewise.plans import Plan
 from placewise.simulator import evaluate
 
+LEAST = 5  # turns
 DEVICES = {"big": f"CPU:{usable_cores()}", "little": "CPU:1"}
 
 
@@ -44,17 +48,17 @@ def converted(name: str, folder: Path) -> Path:
     return folder / f"{name}.xml"
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def in_turns(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
     """Seconds of each, measured in turns, so that whatever else happens happens to all."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 2):
+    stop = time.perf_counter() + seconds
+    while min(map(len, taken.values())) < LEAST or time.perf_counter() < stop:
         for name, call in calls.items():
             call()  # what ran before has left its threads and caches
             began = time.perf_counter()
             call()
-            if turn >= 2:
-                taken[name].append(time.perf_counter() - began)
-    return taken
+            taken[name].append(time.perf_counter() - began)
+    return {name: times[1:] for name, times in taken.items()}
 
 
 def by_hand(problem: Problem, placement: Any) -> Plan:
@@ -63,7 +67,7 @@ def by_hand(problem: Problem, placement: Any) -> Plan:
     return Plan(problem, placement, None, value, 0.0, "hand", "0")
 
 
-def cost_of_a_cut(folder: Path, rounds: int) -> tuple[float, float]:
+def cost_of_a_cut(folder: Path, seconds: float) -> tuple[float, float]:
     """(seconds, seconds per byte) that a cut adds to a chain of convolutions that goes to and fro."""
     depth, found = 16, []
     for side in (4, 64):
@@ -82,7 +86,7 @@ def cost_of_a_cut(folder: Path, rounds: int) -> tuple[float, float]:
                 name: stack.enter_context(engines.get("openvino").run(by_hand(chain, way), str(path), DEVICES))
                 for name, way in ways.items()
             }
-            taken = in_turns({name: run.placed for name, run in runs.items()}, 3 * rounds)
+            taken = in_turns({name: run.placed for name, run in runs.items()}, seconds)
         took = {name: min(times) for name, times in taken.items()}  # what disturbs only adds
         found.append((4 * 64 * side**2, (took["both"] - (took["big"] + took["little"]) / 2) / (depth - 1)))
     (small, low), (large, high) = found
@@ -131,11 +135,12 @@ def measure_model(name: str, cut: tuple[float, float], folder: Path, options: ar
                 if np.abs(a - b).max() > 1e-4 * np.abs(a).max():
                     raise SystemExit(f"{name}: {way}: outputs differ by {np.abs(a - b).max()} of {np.abs(a).max()}")
         progress(f"{name}: measure")
-        taken = in_turns(calls, options.rounds)
+        taken = in_turns(calls, options.seconds)
     for way, times in taken.items():
-        low, median, high = np.percentile(times, [25, 50, 75]).tolist()
+        least, low, median, high = np.percentile(times, [0, 25, 50, 75]).tolist()
         rows.append({"placement": way, "subgraphs": subgraphs[way], "predicted ms": 1e3 * plans[way].value,
-                     "measured ms": 1e3 * median, "quartiles": f"{1e3 * low:.3g} to {1e3 * high:.3g}"})  # fmt: skip
+                     "measured ms": 1e3 * median, "quartiles": f"{1e3 * low:.3g} to {1e3 * high:.3g}",
+                     "least ms": 1e3 * least})  # fmt: skip
     value = {row["placement"]: row["measured ms"] for row in rows}
     better = min(("big", "little"), key=lambda device: value[device])
     ratio = np.array(taken["exact"]) / np.array(taken[better])
@@ -144,24 +149,31 @@ def measure_model(name: str, cut: tuple[float, float], folder: Path, options: ar
         "big ms": value["big"], "little ms": value["little"], "exact ms": value["exact"],
         "exact / better": float(np.median(ratio)),
         "quartiles": "{:.2f} to {:.2f}".format(*np.percentile(ratio, [25, 75])),
-        "rank correlation": float(spearmanr([r["predicted ms"] for r in rows], [r["measured ms"] for r in rows])[0]),
-        "placements": len(rows),
+        "of the least": min(taken["exact"]) / min(min(taken[device]) for device in ("big", "little")),
+        "rank correlation": correlation(rows, "measured ms"), "by the least": correlation(rows, "least ms"),
+        "placements": len(rows), "turns": len(taken["exact"]),
     }  # fmt: skip
     return summary, rows
+
+
+def correlation(rows: list[dict[str, Any]], measured: str) -> float:
+    """Of the predicted order with the measured one."""
+    return float(spearmanr([row["predicted ms"] for row in rows], [row[measured] for row in rows])[0])
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     tables: dict[str, list[dict[str, Any]]] = {}
     with TemporaryDirectory() as made:
         progress("what a cut costs")
-        cut = cost_of_a_cut(Path(made), options.rounds)
-        overview = f"a cut costs {1e6 * cut[0]:.0f} us and {1e9 * cut[1]:.3f} ns per byte; medians of {options.rounds}"
-        tables[overview] = []
+        cut = cost_of_a_cut(Path(made), options.seconds / 10)
+        summaries, load = [], [os.getloadavg()[0]]
         for name in options.models.split(","):
             summary, rows = measure_model(name, cut, Path(made), options)
-            tables[overview].append(summary)
+            load.append(os.getloadavg()[0])
+            summaries.append(summary)
             tables[name] = sorted(rows, key=lambda row: row["predicted ms"])
-    return tables
+    busy = f"load {min(load):.1f} to {max(load):.1f} on {os.cpu_count()} cores"
+    return {f"a cut costs {1e6 * cut[0]:.0f} us and {1e9 * cut[1]:.3f} ns per byte; {busy}": summaries, **tables}
 
 
 if __name__ == "__main__":
@@ -169,6 +181,6 @@ if __name__ == "__main__":
         f"OpenVINO HETERO on logical devices: {', '.join(f'{name} {text}' for name, text in DEVICES.items())}",
         measure_all,
         models={"default": "inception-v3,resnet-50,bert-base", "help": "of the zoo"},
-        rounds={"type": int, "default": 30, "help": "medians of so many"},
+        seconds={"type": float, "default": 60, "help": "to measure each model's placements for"},
         placements={"type": int, "default": 5, "help": "of each of three kinds beside exact, big, little"},
     )

@@ -168,6 +168,12 @@ def test_one_large_value_hides_no_other():
     assert difference(plain, placed) == pytest.approx(0.5)
 
 
+def test_values_of_many_sizes_are_as_exact_as_the_largest():
+    """A heavy tail is no outlier: sums of the small ones are no more exact than what they were sums of."""
+    plain = np.logspace(-12, 0, 100)
+    assert difference(plain, plain + 1e-6) == pytest.approx(1e-6)
+
+
 def test_small_values_are_as_exact_as_the_large_ones_beside_them():
     plain = np.array([0.0, 1e-6, 1.0, -4.0])
     assert difference(plain, plain + 1e-3) == pytest.approx(1e-3 / 4)

@@ -26,7 +26,7 @@ from placewise.simulator import simulate
 #: How far outputs may differ from those of the model without a plan (see `difference`). Devices add up in another
 #: order; whole numbers do not mind.
 TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
-#: A value so many times the usual one tells nothing of how exact the others should be.
+#: Values of so many times the next smaller one tell nothing of how exact the others should be.
 _OUTLIER: Final = 1e3
 _WARM_UP, _LEAST, _MOST = 2, 3, 50  # rounds
 
@@ -193,8 +193,10 @@ def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
     if not np.array_equal(a[odd], b[odd], equal_nan=True) or not np.isfinite(b[~odd]).all():
         return np.inf
     size = np.abs(a[~odd])
-    some = size[size > 0]
-    scale = float(some[some <= _OUTLIER * np.median(some)].max()) if len(some) else 1.0
+    upper = np.sort(size[size > 0])
+    upper = upper[len(upper) // 2 :]
+    leaps = np.flatnonzero(upper[1:] > _OUTLIER * upper[:-1])
+    scale = float(upper[leaps[0] if len(leaps) else -1]) if len(upper) else 1.0
     return float((np.abs(a - b)[~odd] / np.maximum(size, scale)).max(initial=0.0))
 
 

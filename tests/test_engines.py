@@ -453,6 +453,18 @@ def test_caches_of_llama_cpp_are_where_the_plan_has_them(model, memory, host):
         assert made.placement[embedding] == len(memory)
 
 
+def test_a_card_too_small_for_the_head_has_layers_all_the_same():
+    """The output has no cache, so it may be elsewhere than its slot; with GPT-2 it is the embedding."""
+    for model, card in (("llama-3-8b-decode", 1), ("gpt-2", 0.14)):
+        fitted = engines.get("llama.cpp").fit(problem(model, box(card)))
+        found = pieces(fitted.graph)
+        made = plan(fitted, "auto", budget=Budget(evaluations=50))
+        slots, overrides = slots_of(engines.get("llama.cpp").export(made), len(found.layers))
+        assert slots.count(0) > 10
+        assert overrides.endswith("^(output|token_embd)=CPU")
+        assert buffer_of("output.weight", slots, overrides) == buffer_of("token_embd.weight", slots, overrides) == "CPU"
+
+
 def test_llama_cpp_keeps_the_first_layers_on_the_cpu(capsys):
     def device(piece):
         number = piece.rpartition(".")[2]

@@ -38,8 +38,8 @@ def layers_and_feed_forward(problem: Problem) -> Problem:
 
     Ops run one after the other. The embedding stays on the CPU, unless it is the head, too. The rest of a layer has its
     KV cache with it, and caches are where the slots are: the first on the CPU, then an interval on each GPU. Several
-    GPUs that hold the model have whole layers, as many as is best. Else feed-forward parts are anywhere, the rest on
-    GPUs, by what these hold, but for the first layers if even that is too much.
+    GPUs that hold the model have whole layers, as many as is best. Else feed-forward parts and the head are anywhere,
+    the rest on GPUs, by what these hold, but for the first layers if even that is too much.
     """
     graph, cluster = problem.graph, problem.cluster
     found = pieces(graph)
@@ -47,22 +47,24 @@ def layers_and_feed_forward(problem: Problem) -> Problem:
     feed, label = feed_forward(graph, found) != "", tied(graph, found)
     usable = [d for d, device in enumerate(cluster.devices) if device.name not in problem.forbidden]
     gpus = [d for d in usable if cluster.devices[d].kind == "gpu"]
-    gpus.sort(key=lambda d: cluster.devices[d].memory)  # the output, the largest slot, is on the last
     hosts = [d for d in usable if cluster.devices[d].kind == "cpu"]
     needed = float(graph.resident_bytes.sum())
     room = [min(_FULL * cluster.devices[d].memory, needed) for d in gpus]
     whole = len(gpus) > 1 and needed <= sum(room)
     if not whole:
         label = np.where(feed, len(found.names) + found.of_op, label)
-    slot = _slots(found)
-    tied_to_slot = (slot >= 0) & ~feed
+    output = found.of_op > found.layers[-1]
+    if output.any():
+        label[output] = label[found.of_op == found.of_op.max()][0]  # norm and head
+    layer = _layer_numbers(found)
+    stays = (layer >= 0) & ~feed
     place = np.full(problem.num_ops, -1)
     embedding = (label >= 0) & (label == label[graph.op_kinds.index("embedding")])
-    if hosts and not tied_to_slot[embedding].any():
+    if hosts and not (stays | output)[embedding].any():
         place[embedding] = hosts[0]
     if gpus and not whole:
-        all_of, stay = (np.bincount(slot[ops], graph.resident_bytes[ops]) for ops in (slot >= 0, tied_to_slot))
-        place[tied_to_slot] = _devices_of_slots(all_of, stay, hosts[:1], gpus, room)[slot[tied_to_slot]]
+        held, kept = (np.bincount(layer[ops], graph.resident_bytes[ops]) for ops in (layer >= 0, stays))
+        place[stays] = _devices_of_slots(held, kept, hosts[:1], gpus, room)[layer[stays]]
     place[np.isin(label, [label[graph.op_index(op)] for op in problem.pins])] = -1  # what is pinned stays so
     pins = {graph.op_names[op]: cluster.device_names[place[op]] for op in np.flatnonzero(place >= 0).tolist()}
     others = (device.name for device in cluster.devices if device.kind not in ("cpu", "gpu"))
@@ -75,21 +77,20 @@ def layers_and_feed_forward(problem: Problem) -> Problem:
     )
 
 
-def _slots(found: Pieces) -> NDArray[np.int64]:
-    """[N] the slot that an op is in: its layer's, or, after all layers, the output's."""
-    slot = np.full(len(found.names) + 1, -1)  # the last is that of no piece
-    slot[list(found.layers)] = np.arange(len(found.layers))
-    slot[max(found.layers) + 1 : -1] = len(found.layers)
-    of_op: NDArray[np.int64] = slot[found.of_op]
+def _layer_numbers(found: Pieces) -> NDArray[np.int64]:
+    """[N] the number of the layer that an op is of, or -1."""
+    number = np.full(len(found.names) + 1, -1)  # the last is that of no piece
+    number[list(found.layers)] = np.arange(len(found.layers))
+    of_op: NDArray[np.int64] = number[found.of_op]
     return of_op
 
 
 def _devices_of_slots(
-    held: NDArray[Any], stay: NDArray[Any], hosts: Sequence[int], gpus: Sequence[int],
+    held: NDArray[Any], kept: NDArray[Any], hosts: Sequence[int], gpus: Sequence[int],
     room: Sequence[float],
 ) -> NDArray[np.int64]:  # fmt: skip
-    """GPUs, by what they have room for and slots hold; the first on the host, if what has to stay is too much."""
-    first = int((np.cumsum(stay[::-1])[::-1] > sum(room)).sum()) if hosts else 0
+    """Of each layer: GPUs, by what they have room for and layers hold; the first on the host, if too much is kept."""
+    first = int((np.cumsum(kept[::-1])[::-1] > sum(room)).sum()) if hosts else 0
     rest = held[first:]
     middle = (np.cumsum(rest) - rest / 2) / (rest.sum() or 1.0)
     turn = np.searchsorted(np.cumsum(room)[:-1] / (sum(room) or 1.0), middle)
@@ -131,7 +132,8 @@ def llama_cpp(plan: Plan) -> str:
     buffers = {d: "CPU" if host[d] else _buffer(cluster, d) for d in range(len(host))}
     patterns = _patterns([(rf"blk\.({{}})\.{_FEED_FORWARD}", sparse, rest), (r"blk\.({})\.", rest, base[:-1])], buffers)
     if wanted[-1] is not None and wanted[-1] != base[-1]:
-        patterns.append(f"^output={buffers[wanted[-1]]}")
+        # An output that is the embedding has its name. The embedding itself is on the CPU in any case.
+        patterns.append(f"{'^(output|token_embd)' if host[wanted[-1]] else '^output'}={buffers[wanted[-1]]}")
     flags = [f"-ngl {len(wanted) - first}"]
     if order and order != usual:
         flags.append(f"-dev {','.join(buffers[d] for d in order)}")

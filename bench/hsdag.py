@@ -47,6 +47,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no node id": {"node_id": False},
     "no structure": {"structure": False},
     "none of the three": {"shape": False, "node_id": False, "structure": False},
+    "scores of neighbours untrained": {"pace": 0.0},
+    "no joining": {"pace": 0.0, "keep": 1e-9},
     "untrained": {"rate": 0.0},
 }
 COSTS = ("modelled", "calibrated")
@@ -120,7 +122,7 @@ def text(values: Runs, published: float | None = None) -> str:
 
 def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
     plainly, seeds = options.json, options.seeds
-    problems = {model: modelled(model) for model in (*PUBLISHED, *HELD_OUT)}
+    problems = {model: modelled(model) for model in options.models}
     real = {model: calibrated(problem) for model, problem in problems.items()}
     tables: dict[str, list[dict[str, Any]]] = {}
 
@@ -132,7 +134,7 @@ def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
             progress(f"{model}, {costs} costs")
             found[model] = side_by_side(problem, options.evaluations, seeds)
         rows: list[dict[str, Any]] = []
-        for method in found["bert-base"]:
+        for method in found[options.models[0]]:
             rows.append({"method": method})
             for model, values in found.items():
                 published = PUBLISHED.get(model, {}).get(method)
@@ -164,5 +166,6 @@ if __name__ == "__main__":
             "default": ["modelled", "calibrated"],
             "help": "which",
         },
+        models={"nargs": "+", "choices": (*PUBLISHED, *HELD_OUT), "default": [*PUBLISHED, *HELD_OUT], "help": "which"},
         seeds={"type": int, "default": 3, "help": "runs per method; default: %(default)s"},
     )

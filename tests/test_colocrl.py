@@ -126,6 +126,7 @@ def test_after_a_while_only_valid_samples_are_trained_on():
     # Two ops of one byte each; one device holds one of them, the other both.
     problem = problem_of([[1.0, 2.0]] * 2, resident=1.0, memory=[1.0, 2.0], execution=Execution(memory="static"))
     student, policy = learner(problem, 0, options_of("colocrl", horizon=1, samples=32, groups=2))
+    policy.memory = None  # else no sample overflows
     ctx = Context(problem, Budget(), 0, 0.0, None)
     scored = []
     inner = policy.score

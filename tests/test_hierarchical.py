@@ -10,9 +10,9 @@ from learning import all_of, evaluated_and_trained, exact_gradient, known_optimu
 from placewise import Budget, plan
 from placewise.driver import Context
 from placewise.errors import InvalidInput
-from placewise.learned import checkpoint
+from placewise.learned import checkpoint, one_graph
 from placewise.learned.hierarchical import learner
-from placewise.learned.reinforce import update
+from placewise.learned.reinforce import costs_of, update
 from placewise.simulator import violations
 from problems import problem_of
 
@@ -43,6 +43,28 @@ def test_the_probabilities_of_all_actions_sum_to_one(grouping):
     _, policy = make(small(), grouping=grouping)
     log_probability, _ = policy.score(actions_of(policy, grouping))
     assert log_probability.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_with_little_memory_groups_go_where_others_left_room():
+    """Five ops of 3 bytes on devices of 6 and 9: all ways that fill neither, and those only."""
+    problem = problem_of(np.ones((5, 2)), [(i, i + 1) for i in range(4)], resident=3.0, memory=[6.0, 9.0])
+    for method in ("colocrl", "hierarchical"):
+        options = {"groups": 5} | ({"grouping": "merged"} if method == "hierarchical" else {})
+        _, policy = one_graph.pupil(method, problem, 0, options_of(method, **options))[:2]
+        devices = all_of(2, 5)
+        grouping = (policy.fixed.expand(32, -1),) if method == "hierarchical" else ()
+        with torch.no_grad():
+            chances = policy.score((*grouping, devices))[0].exp()
+            drawn = policy.sample(200, torch.Generator().manual_seed(0))[-1]
+        assert chances.sum().item() == pytest.approx(1.0, abs=1e-5)
+        assert devices[chances > 0].sum(dim=1).tolist() == [3] * 10
+        assert drawn.sum(dim=1).tolist() == [3] * 200
+
+
+def test_what_breaks_a_constraint_costs_more_the_more_it_overflows():
+    problem = problem_of(np.ones((4, 2)), resident=3.0, memory=[6.0, 6.0])
+    rows = np.array([[0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]], np.int32)
+    assert costs_of(problem, rows, np.array([2.0, np.inf, np.inf])).tolist() == [0.5, 125.0, 150.0]
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from placewise import Budget, plan
+from placewise import Budget, driver, plan
 from placewise.driver import Context
 from placewise.errors import InvalidInput, Unsupported
 from placewise.learned import checkpoint, one_graph, training
@@ -82,7 +83,7 @@ def test_killed_and_gone_on_is_the_same_as_straight_through(method, tmp_path):
     again = train(method, killed, resume=True)  # there is nothing left to do
     assert (again.updates, again.mean, again.best) == (whole.updates, whole.mean, whole.best)
     assert whole.updates > 6
-    assert whole.evaluations >= 150
+    assert whole.evaluations == 150
     assert contents(killed) == contents(straight)
 
 
@@ -113,6 +114,58 @@ def test_without_problems_it_learns_from_families(tmp_path):
 
 def _options():
     return get("placeto").settings(SMALL["placeto"])
+
+
+@pytest.mark.parametrize("method", training.METHODS)
+@pytest.mark.parametrize("most", [1, 7, 61])
+def test_no_more_is_evaluated_than_asked_for(method, most, tmp_path, monkeypatch):
+    counted = []
+    for where in (training, driver):
+        real = where.evaluate
+        count = lambda problem, rows, real=real, **how: counted.append(len(rows)) or real(problem, rows, **how)  # noqa: E731
+        monkeypatch.setattr(where, "evaluate", count)
+    problems = [small(5), small(6)] if method == "placeto" else [small()]
+    found = train(method, tmp_path / "policy", most, problems=problems)
+    assert found.evaluations == sum(counted) == most
+
+
+HOSTILE = {
+    "learner": lambda header, _: header.update(learner=[1, 2]),
+    "learner.updates": lambda header, _: header["learner"].update(updates=-3.5),
+    "learner.evaluations": lambda header, _: header["learner"].update(evaluations=float("nan")),
+    "learner.baseline": lambda header, _: header["learner"].update(baseline="x"),
+    "learner.best": lambda header, _: header["learner"].update(best=[1]),
+    "optimiser.0.exp_avg is": lambda _, tensors: tensors.update({"optimiser.0.exp_avg": torch.zeros(3)}),
+    "optimiser.0.exp_avg_sq": lambda _, tensors: tensors.pop("optimiser.0.exp_avg_sq"),
+    "optimiser.999.exp_avg": lambda _, tensors: tensors.update({"optimiser.999.exp_avg": torch.zeros(3)}),
+    "optimiser.0.step": lambda _, tensors: tensors.update({"optimiser.0.step": torch.tensor(float("nan"))}),
+    "recent.x": lambda _, tensors: tensors.update({"recent.x": torch.zeros(4)}),
+    "weights": lambda _, tensors: tensors.update(
+        {key: value.to(torch.complex64) for key, value in tensors.items() if key.startswith("network.")}
+    ),
+    "is of another network": lambda _, tensors: tensors.update({"generator": torch.zeros(3)}),
+}
+
+
+@pytest.mark.parametrize("method", ["placeto", "hsdag"])
+def test_a_file_that_no_training_wrote_is_refused(method, tmp_path):
+    train(method, tmp_path / "good", 60)
+    header = json.loads(contents(tmp_path / "good")[0]["placewise"])
+    for what, spoil in HOSTILE.items():
+        about, tensors = json.loads(json.dumps(header)), load_file(tmp_path / "good")
+        spoil(about, tensors)
+        save_file(tensors, tmp_path / "bad", {"placewise": json.dumps(about)})
+        with pytest.raises(InvalidInput, match=re.escape(what)):
+            train(method, tmp_path / "bad", 120, resume=True)
+    save_file({}, tmp_path / "bad", {"placewise": "[" * 200_000})
+    with pytest.raises(InvalidInput, match="not a policy, or damaged"):
+        train(method, tmp_path / "bad", 120, resume=True)
+
+
+def test_logs_need_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match="--logs needs a folder"):
+        train("placeto", tmp_path / "policy", 20, logs=tmp_path / "file")
 
 
 def test_logs_that_tensorboard_reads(tmp_path):
@@ -188,7 +241,6 @@ def test_requests_that_make_no_sense_are_refused(tmp_path, given, message):
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     train("placeto", tmp_path / "policy")
     with safe_open(tmp_path / "policy", "pt") as file:

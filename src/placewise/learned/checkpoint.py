@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from placewise.errors import InvalidInput
@@ -56,7 +58,7 @@ def load(path: str | Path, method: str) -> Checkpoint:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, ValueError):
+    except (SafetensorError, ValueError, RecursionError):
         raise InvalidInput(f"{path}: not a policy, or damaged; `placewise train` writes policies") from None
     if not isinstance(header, dict) or header.get("version") != _VERSION:
         raise InvalidInput(f"{path}: not a policy of Placewise, or of another version")
@@ -90,13 +92,57 @@ def begin_with(learner: Learner, checkpoint: Checkpoint, path: str | Path) -> No
 
 def restore(learner: Learner, checkpoint: Checkpoint, path: str | Path) -> None:
     """Put what was read into a learner whose network has the same shape."""
-    if not all(bool(value.isfinite().all()) for key, value in checkpoint.tensors.items() if key.startswith("network.")):
+    tensors, counters = checkpoint.tensors, checkpoint.facts.get("learner", {})
+    weights = [value for key, value in tensors.items() if key.startswith("network.")]
+    if not all(value.is_floating_point() and bool(value.isfinite().all()) for value in weights):
         raise InvalidInput(f"{path}: its weights are not finite: the file is damaged, or its training diverged")
+    wrong = _wrong_counter(counters) or _wrong_moment(learner, tensors) or _wrong_return(tensors)
+    if wrong is not None:
+        raise InvalidInput(f"{path}: {wrong:.80} is not what a training writes: the file is damaged")
     try:
-        learner.restore(checkpoint.tensors, checkpoint.facts.get("learner") or {})
+        learner.restore(tensors, counters)
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise InvalidInput(
             f"{path}: is of another network; the options must be those that it was trained with, and but for placeto "
             f"also the model and the box ({lines[-1] if lines else error!r:.160})"
         ) from None
+
+
+def _wrong_counter(counters: Any) -> str | None:
+    """A file may say anything of its training."""
+    if not isinstance(counters, dict):
+        return "learner"
+    for name, value in counters.items():
+        is_count = type(value) is int and 0 <= value < 2**53
+        is_number = type(value) in (int, float) and value == value
+        good = {"updates": is_count, "evaluations": is_count, "mean": is_number, "best": is_number}
+        if not good.get(name, value is None or (is_number and abs(value) < np.inf)):
+            return f"learner.{name}"
+    return None
+
+
+def _wrong_moment(learner: Learner, tensors: Mapping[str, Tensor]) -> str | None:
+    """Each parameter has all of what Adam remembers of it, or nothing."""
+    shapes = [parameter.shape for group in learner.optimiser.param_groups for parameter in group["params"]]
+    known = {key for key in tensors if key.startswith("optimiser.")}
+    for index, shape in enumerate(shapes):
+        expected = {f"optimiser.{index}.{name}": shape for name in ("exp_avg", "exp_avg_sq")}
+        expected[f"optimiser.{index}.step"] = torch.Size()
+        if not known.isdisjoint(expected):
+            for key, size in expected.items():
+                if key not in tensors or not _numbers(tensors[key]) or tensors[key].shape != size:
+                    return key
+            known -= set(expected)
+    return min(known, default=None)
+
+
+def _wrong_return(tensors: Mapping[str, Tensor]) -> str | None:
+    for key, value in tensors.items():
+        if key.startswith("recent.") and not (value.ndim == 2 and _numbers(value)):
+            return key
+    return None
+
+
+def _numbers(value: Tensor) -> bool:
+    return value.is_floating_point() and bool(value.isfinite().all())

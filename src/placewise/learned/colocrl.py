@@ -18,7 +18,7 @@ from torch import Tensor
 from placewise.learned import features
 from placewise.learned.grouping import Groups, at_most, coplace
 from placewise.learned.reinforce import Actions, Learner, Settings, check, compute_device, seeded
-from placewise.learned.seq2seq import Seq2Seq
+from placewise.learned.seq2seq import Memory, Seq2Seq
 from placewise.problem import Problem
 
 
@@ -30,16 +30,18 @@ class GroupPolicy:
         self.groups, self.network = groups, network
         self.seen = torch.as_tensor(seen, dtype=torch.float32, device=device)[None]
         self.may = torch.as_tensor(groups.allowed, device=device)
+        self.memory = Memory.of(groups, device)
 
     def sample(self, count: int, generator: torch.Generator) -> Actions:
         """Devices of groups."""
-        return (self.network.sample(self._encoded(count), self.may.expand(count, -1, -1), generator),)
+        may = self.may.expand(count, -1, -1)
+        return (self.network.sample(self._encoded(count), may, generator, self.memory),)
 
     def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
         """Of these devices."""
         (devices,) = actions
         count = len(devices)
-        return self.network.score(self._encoded(count), self.may.expand(count, -1, -1), devices)
+        return self.network.score(self._encoded(count), self.may.expand(count, -1, -1), devices, self.memory)
 
     def placements(self, actions: Actions) -> NDArray[np.int32]:
         """Devices of ops."""
@@ -67,7 +69,7 @@ def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Le
         )
     settings = Settings(
         rate=options["rate"], samples=options["samples"], entropy=options["entropy"] / groups.count, last_entropy=0.0,
-        horizon=options["horizon"], baseline="moving", normalise=True, failures_until=options["horizon"],
+        horizon=options["horizon"], baseline="moving", normalise=True, failures_until=0.75,
     )  # fmt: skip
     network.to(compute_device())
     return Learner(network, settings, seed), GroupPolicy(groups, network, seen)

@@ -253,7 +253,8 @@ def _contract(root, source, target, weight, resident, limit, mask, most, heavies
     for e in range(len(source)):
         child[at[source[e]]] = target[e]
         at[source[e]] += 1
-    seen, stack = np.full(n, -1), np.empty(n, np.int64)
+    rank, place = _ranks(parent, source, target, after, start, child)
+    seen, stack, kept = np.full(n, -1), np.empty(n, np.int64), np.empty(n, np.int64)
     for e in range(len(source) + n - 1):
         if count <= most:
             break
@@ -262,13 +263,14 @@ def _contract(root, source, target, weight, resident, limit, mask, most, heavies
         a, b = _find(parent, first), _find(parent, second)
         if a == b or total[a] + total[b] > heaviest or held[a] + held[b] > limit or not (may[a] & may[b]).any():
             continue
-        if along and _leads_around(a, b, parent, after, start, child, seen, stack, e):
+        early, late = (a, b) if rank[a] <= rank[b] else (b, a)
+        if _leads_around(early, late, parent, after, start, child, seen, stack, e, rank):
             continue
-        if not along and (
-            _leads_around(a, b, parent, after, start, child, seen, stack, e)
-            or _leads_around(b, a, parent, after, start, child, seen, stack, e + len(source) + n)
-        ):
+        # Where groups wait for each other there are no ranks, and paths may lead either way.
+        again = not along and rank[a] == rank[b]
+        if again and _leads_around(b, a, parent, after, start, child, seen, stack, e + len(source) + n, rank):
             continue
+        _join(a, early, late, rank, place, seen, e, kept)
         parent[b] = a
         total[a] += total[b]
         held[a] += held[b]
@@ -281,9 +283,44 @@ def _contract(root, source, target, weight, resident, limit, mask, most, heavies
 
 
 @njit(cache=True, nogil=True)
-def _leads_around(a, b, parent, after, start, child, seen, stack, stamp):
-    """Whether a path leads from group a to group b by way of another group."""
-    depth = 0
+def _ranks(parent, source, target, after, start, child):
+    """(rank [G] of roots in a topological order, root [G] at each rank); all ranks are zero if there is a cycle."""
+    n = len(parent)
+    waits, rank, place = np.zeros(n, np.int64), np.zeros(n, np.int64), np.full(n, -1)
+    for e in range(len(source)):
+        a, b = _find(parent, source[e]), _find(parent, target[e])
+        waits[b] += a != b
+    done = groups = 0
+    for i in range(n):
+        if parent[i] == i:
+            groups += 1
+            if waits[i] == 0:
+                place[done] = i
+                done += 1
+    at = 0
+    while at < done:
+        group = i = place[at]
+        rank[group] = at
+        at += 1
+        while True:
+            for c in range(start[i], start[i + 1]):
+                r = _find(parent, child[c])
+                if r != group:
+                    waits[r] -= 1
+                    if waits[r] == 0:
+                        place[done] = r
+                        done += 1
+            i = after[i]
+            if i == group:
+                break
+    if done < groups:
+        rank[:] = 0
+    return rank, place
+
+
+@njit(cache=True, nogil=True)
+def _leads_around(a, b, parent, after, start, child, seen, stack, stamp, rank):
+    """Whether a path leads from group a to group b by way of another group; no later group than b can be on it."""
     stack[0] = a
     seen[a] = stamp
     depth = 1
@@ -297,7 +334,7 @@ def _leads_around(a, b, parent, after, start, child, seen, stack, stamp):
                 if r == b:
                     if group != a:
                         return True
-                elif seen[r] != stamp:
+                elif seen[r] != stamp and rank[r] <= rank[b]:
                     seen[r] = stamp
                     stack[depth] = r
                     depth += 1
@@ -305,6 +342,35 @@ def _leads_around(a, b, parent, after, start, child, seen, stack, stamp):
             if i == group:
                 break
     return False
+
+
+@njit(cache=True, nogil=True)
+def _join(root, early, late, rank, place, seen, stamp, kept):
+    """Ranks after these two became one: between them, what the first leads to comes after it, all else before."""
+    low, high = rank[early], rank[late]
+    if low == high:
+        return
+    at, later = low, 0
+    for index in range(low, high + 1):
+        r = place[index]
+        if r < 0 or r in (early, late):
+            continue
+        if seen[r] == stamp:
+            kept[later] = r
+            later += 1
+        else:
+            place[at] = r
+            rank[r] = at
+            at += 1
+    place[at] = root
+    rank[root] = at
+    at += 1
+    for index in range(later):
+        place[at] = kept[index]
+        rank[kept[index]] = at
+        at += 1
+    for index in range(at, high + 1):
+        place[index] = -1
 
 
 def _numbered(problem: Problem, root: NDArray[np.int64]) -> Groups:

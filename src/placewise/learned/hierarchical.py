@@ -37,7 +37,7 @@ from placewise.errors import InvalidInput
 from placewise.learned import features
 from placewise.learned.grouping import Groups, at_most, units
 from placewise.learned.reinforce import Actions, Learner, Policy, Settings, check, compute_device, draw, seeded
-from placewise.learned.seq2seq import Seq2Seq, score_devices
+from placewise.learned.seq2seq import Memory, Seq2Seq, score_devices
 from placewise.problem import Problem
 
 _KIND = 20  # the width of a kind's embedding
@@ -55,6 +55,7 @@ class Ops:
         self.kinds = torch.as_tensor(features.kinds(found), dtype=torch.float32, device=to)
         self.rest = torch.as_tensor(np.concatenate(rest, axis=1), dtype=torch.float32, device=to)
         self.may = torch.as_tensor(found.allowed, device=to)
+        self.memory = Memory.of(found, to)
         self.source, self.target = (torch.as_tensor(ends, device=to) for ends in found.edges[:2])
         content = [self.kinds, self.rest[:, : rest[0].shape[1]], self.may.float()]  # what groups have the sums of
         self.content, self.widths = torch.cat(content, dim=1), [part.shape[1] for part in content]
@@ -112,13 +113,13 @@ class HierarchicalPolicy:
         else:
             grouping = self.fixed.expand(count, -1)
         encoded, may = self._encoded(grouping)
-        return grouping, self.network.placer.sample(encoded, may, generator)
+        return grouping, self.network.placer.sample(encoded, may, generator, self._memory(grouping))
 
     def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
         """Of these groupings and devices together. The entropy is that of the devices: its bonus dissolves groups."""
         grouping, devices = actions
         encoded, may = self._encoded(grouping)
-        placed, entropy = self.network.placer.score(encoded, may, devices)
+        placed, entropy = self.network.placer.score(encoded, may, devices, self._memory(grouping))
         if self.fixed is not None:
             return placed, entropy
         grouped = self._log_chances().gather(1, grouping.T).sum(dim=0)
@@ -133,6 +134,14 @@ class HierarchicalPolicy:
         """[U, G] of each op to be in each group."""
         logits: Tensor = self.network.grouper(self.ops) + self.at_first
         return logits.log_softmax(dim=1)
+
+    def _memory(self, grouping: Tensor) -> Memory | None:
+        """What the groups of each row keep [B, G]."""
+        if self.ops.memory is None:
+            return None
+        kept = torch.zeros(len(grouping), self.groups, dtype=torch.int64, device=grouping.device)
+        every = self.ops.memory.kept.expand(grouping.shape)
+        return self.ops.memory._replace(kept=kept.scatter_add(1, grouping, every))
 
     def _encoded(self, grouping: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
         """What the placer sees of each row, read once per grouping; and where each group may go [B, G, D]."""
@@ -236,7 +245,7 @@ def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Le
     decisions = count if grouping in ("random", "merged") else ops.count
     settings = Settings(
         rate=options["rate"], samples=options["samples"], entropy=options["entropy"] / decisions, last_entropy=0.0,
-        horizon=options["horizon"], baseline="moving", failures_until=options["horizon"], normalise=True,
+        horizon=options["horizon"], baseline="moving", failures_until=0.75, normalise=True,
         paces={"grouper": options["pace"]},
     )  # fmt: skip
     return Learner(network, settings, seed), policy

@@ -35,7 +35,7 @@ REWARD: Final = inverse
 
 def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, Parsing]:
     """A network for a problem, and the policy that it stands for; `options` are the planner's."""
-    check(options, hidden=(1, LARGEST), nodes=(1, np.inf), epochs=(1, LARGEST))
+    check(options, hidden=(1, LARGEST), nodes=(1, np.inf), epochs=(1, LARGEST), pace=(0, 1e6))
     if not 0 < options["keep"] < 1:
         raise InvalidInput(f"option keep = {options['keep']}: it must be between 0 and 1")
     groups = grouping.at_most((grouping.chains if options["colocate"] else grouping.units)(problem), options["nodes"])
@@ -47,6 +47,7 @@ def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Le
     settings = Settings(
         rate=options["rate"], samples=options["samples"], entropy=options["entropy"] / groups.count, last_entropy=0.0,
         horizon=options["horizon"], baseline="batch", normalise=True, epochs=options["epochs"],
+        paces={"pair": options["pace"]},
     )  # fmt: skip
     return Learner(network, settings, seed), policy
 

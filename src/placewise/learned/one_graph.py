@@ -15,7 +15,7 @@ from placewise.problem import Problem
 
 METHODS: Final = ("colocrl", "hierarchical", "hsdag")
 #: Options on how to go on; all others say what a network is.
-_LEARNING: Final = ("epochs", "rate", "entropy", "horizon")
+_LEARNING: Final = ("epochs", "rate", "pace", "entropy", "horizon")
 _HOW: Final = (*_LEARNING, "policy", "train", "samples", "updates", "patience")
 
 

@@ -60,7 +60,7 @@ class Settings:
     normalise: bool = False  # advantages have the spread one
     epochs: int = 1  # more than one: PPO
     ratio: float = 0.2  # PPO's limit
-    failures_until: int | None = None  # updates after which samples that break a constraint are not trained on
+    failures_until: float = np.inf  # share of the horizon after which samples that break a constraint teach nothing
     paces: Mapping[str, float] = field(default_factory=dict)  # rates of parts of the network, as multiples of `rate`
 
     def __post_init__(self) -> None:
@@ -80,14 +80,27 @@ def scale_of(problem: Problem) -> float:
     return max(float(problem.seconds.min(axis=1, initial=np.inf).sum()) if problem.num_ops else 1.0, 1e-300)
 
 
+def costs_of(problem: Problem, placements: NDArray[np.int32], values: Floats) -> Floats:
+    """Times as shares of `scale_of`; what breaks a constraint costs the more, the more of what is kept has no room."""
+    count, devices = len(placements), problem.num_devices
+    kept = problem.graph.resident_bytes
+    flat = (np.arange(count)[:, None] * devices + placements).ravel()
+    held = np.bincount(flat, np.tile(kept, count), count * devices).reshape(count, devices)
+    over = np.maximum(held - problem.capacity, 0.0).sum(axis=1) / max(kept.sum(), 1e-300)
+    found: Floats = np.where(
+        np.isfinite(values), np.minimum(values / scale_of(problem), FAILING), FAILING * (1.0 + over)
+    )
+    return found
+
+
 def minus_root(times: Floats) -> Floats:
     """The Hierarchical Planner's and ColocRL's: minus the square root of the time."""
-    return -np.sqrt(np.minimum(times, FAILING))
+    return -np.sqrt(times)
 
 
 def inverse(times: Floats) -> Floats:
     """HSDAG's: one over the time."""
-    return 1.0 / np.clip(times, 1.0 / FAILING, FAILING)
+    return 1.0 / np.maximum(times, 1.0 / FAILING)
 
 
 def diverged(when: str) -> InvalidInput:
@@ -195,12 +208,15 @@ def update(
     reward: Callable[[Floats], Floats] = minus_root,
     *,
     learn: bool = True,
+    most: int | None = None,
 ) -> Floats:
-    """Sample, evaluate, learn; returns the values of the samples (infinite where one breaks a constraint)."""
+    """Sample (`most` at most), evaluate, learn; returns the values (infinite where one breaks a constraint)."""
     settings = learner.settings
+    count = settings.samples if most is None else min(settings.samples, most)
     with torch.no_grad():
-        actions = policy.sample(settings.samples, learner.generator)
-    values = ctx.evaluate_batch(policy.placements(actions))
+        actions = policy.sample(count, learner.generator)
+    placements = policy.placements(actions)
+    values = ctx.evaluate_batch(placements)
     actions = tuple(part[: len(values)] for part in actions)  # the budget may cut a batch short
     valid = np.isfinite(values)
     ctx.detail = f"mean {values[valid].mean():.3g} s, {valid.mean():.0%} fit" if valid.any() else "none fits"
@@ -208,11 +224,9 @@ def update(
     if not learn:
         learner.updates += 1
         return values
-    rewards = reward(values / scale_of(ctx.problem))
-    if settings.failures_until is not None and learner.updates >= settings.failures_until:
-        if not valid.any():
-            learner.updates += 1
-            return values
+    rewards = reward(costs_of(ctx.problem, placements[: len(values)], values))
+    # Where nothing fits there is nothing else to learn from.
+    if valid.any() and learner.updates >= settings.failures_until * settings.horizon:
         keep = torch.from_numpy(np.flatnonzero(valid))
         actions, rewards = tuple(part[keep] for part in actions), rewards[valid]
     device = next(learner.network.parameters()).device

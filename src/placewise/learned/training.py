@@ -113,6 +113,7 @@ def train(
 
     with _writer(logs, learner.updates) as write, _interruptible() as stop, single_threaded():
         while learner.evaluations < evaluations and not stop:
+            updates = learner.updates
             learner.mean, low = course.step()
             learner.best = low if course.relative else min(low, learner.best)
             now = time.perf_counter()
@@ -122,7 +123,8 @@ def train(
             if now - shown > _REPORT_EVERY and on_progress:
                 on_progress(progress())
                 shown = now
-            write(progress())
+            if learner.updates > updates:
+                write(progress())
         checkpoint.save(out, method, learner, course.facts())
     return progress()
 
@@ -164,6 +166,7 @@ class OneGraph:
     relative = False
 
     def __init__(self, method: str, problem: Problem, seed: int, options: dict[str, Any], evaluations: int) -> None:
+        self._evaluations = evaluations
         updates = max(1, evaluations // max(1, options["samples"]))
         ending = options | {"horizon": min(options["horizon"], updates)}  # exploration ends when the training does
         self.learner, self._policy, self._reward = one_graph.pupil(method, problem, seed, ending)
@@ -172,7 +175,8 @@ class OneGraph:
 
     def step(self) -> tuple[float, float]:
         """Of the samples that keep every constraint."""
-        values = update(self._ctx, self.learner, self._policy, self._reward)
+        left = self._evaluations - self.learner.evaluations
+        values = update(self._ctx, self.learner, self._policy, self._reward, most=left)
         valid = values[np.isfinite(values)]
         return (float(valid.mean()), float(valid.min())) if len(valid) else (np.inf, np.inf)
 
@@ -198,7 +202,7 @@ class Family:
     def __init__(self, problems: Sequence[Problem], seed: int, options: dict[str, Any], evaluations: int) -> None:
         check_options(options)
         self.relative = len(problems) != 1
-        self._problems, self._seed, self._options = list(problems), seed, options
+        self._problems, self._seed, self._options, self._evaluations = list(problems), seed, options, evaluations
         build = Architecture(options["view"], options["width"], options["rounds"])
         counts = {problem.num_devices for problem in problems}
         if build.view == "paper" and len(counts) != 1:
@@ -227,26 +231,26 @@ class Family:
         assert isinstance(learner, PlacetoLearner)
         groups, start, name = self.task(learner.updates)
         view = self._view_of(Task(groups, start, name))
-        spent = 0
+        whole = True
 
         def score(rows: Any) -> Any:
-            nonlocal spent
-            spent += len(rows)
-            return evaluate(groups.problem, rows, peaks=False, threads=1).score
+            nonlocal whole
+            left = self._evaluations - learner.evaluations
+            whole = whole and len(rows) <= left
+            learner.evaluations += len(rows[:left])
+            return evaluate(groups.problem, rows[:left], peaks=False, threads=1).score
 
+        reference = score(groups.expand(packed(groups)[None])) if self.relative else np.ones(1)
         rng = np.random.default_rng([self._seed, learner.updates, 1])
         order: Order = options["order"]
         episodes = Episodes(groups, options["batch"], score, rng, start=start, order=order, log=True)
-        record = run(learner.network, view, episodes, learner.generator)
+        record = run(learner.network, view, episodes, learner.generator, should_stop=lambda: not whole)
+        if not whole:  # nothing is learned from episodes that the budget cut short
+            return learner.mean, learner.best
         learner.learn(view, record, name)
-        learner.evaluations += spent
-        last = record.values[-1]
-        mean = float(last[np.isfinite(last)].mean()) if np.isfinite(last).any() else np.inf
-        best = float(record.values.min())
-        if self.relative:
-            reference = float(evaluate(groups.problem, groups.expand(packed(groups)), threads=1).value[0])
-            return mean / max(reference, 1e-300), best / max(reference, 1e-300)
-        return mean, best
+        found = record.values / max(float(reference[0]), 1e-300)
+        last = found[-1][np.isfinite(found[-1])]
+        return float(last.mean()) if len(last) else np.inf, float(found.min())
 
     def facts(self) -> dict[str, Any]:
         """How the network is built, and what must be the same for the training to go on."""
@@ -330,7 +334,11 @@ def _writer(folder: str | Path | None, first: int) -> Iterator[Callable[[Progres
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise Unsupported("--logs needs TensorBoard: pip install 'placewise[learned]'") from None
-    with SummaryWriter(str(folder), purge_step=first + 1) as logs:
+    try:
+        writer = SummaryWriter(str(folder), purge_step=first + 1)
+    except OSError as error:
+        raise InvalidInput(f"{folder}: --logs needs a folder to write to: {error.strerror or error}") from None
+    with writer as logs:
 
         def write(now: Progress) -> None:
             for name in ("mean", "best", "per_second", "evaluations"):

@@ -29,10 +29,11 @@ def colocrl(
     """An attentional LSTM learns to place co-location groups (Mirhoseini et al. 2017, arXiv:1706.04972).
 
     At most so many `groups`. Logits are `constant * tanh(logits / temperature)`. The bonus for `entropy`, of the
-    average decision, falls to zero over `horizon` updates, or while the budget lasts; after the horizon only samples
-    that keep every constraint are trained on. It ends after `updates`, or when nothing has become better for `patience`
-    of them and for as many as that took. `policy` is a file that `placewise train` wrote for this very problem: its
-    network, built as the file says, proposes placements as it is, or with `train` goes on learning.
+    average decision, falls to zero over `horizon` updates, or while the budget lasts; after three quarters of that only
+    samples that keep every constraint are trained on, if there are any. It ends after `updates`, or when nothing has
+    become better for `patience` of them and for as many as that took. `policy` is a file that `placewise train` wrote
+    for this very problem: its network, built as the file says, proposes placements as it is, or with `train` goes on
+    learning.
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
     from placewise.learned.one_graph import place

@@ -25,6 +25,7 @@ def hsdag(
     samples: int = 16,
     epochs: int = 4,
     rate: float = 2e-3,
+    pace: float = 1.0,
     entropy: float = 3.0,
     horizon: int = 1000,
     updates: int = 2000,
@@ -34,9 +35,10 @@ def hsdag(
 
     A graph network scores neighbours. Each node joins one of them or none, and each group that this makes gets a
     device. Both choices are trained, on the inverse of the time, by PPO with so many `epochs`. `keep` is the
-    probability of joining a neighbour at first. Without `shape`, `node_id` or `structure` the network does not see
-    these, as in the paper's ablations; without `colocate`, parsing begins with ops instead of chains of them. Beyond so
-    many `nodes`, heavy edges are merged first. All else as in `colocrl`.
+    probability of joining a neighbour at first, `pace` the rate of the scores as a multiple of `rate`. Without `shape`,
+    `node_id` or `structure` the network does not see these, as in the paper's ablations; without `colocate`, parsing
+    begins with ops instead of chains of them. Beyond so many `nodes`, heavy edges are merged first. All else as in
+    `colocrl`.
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
     from placewise.learned.one_graph import place

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,20 @@ def test_a_policy_lends_its_weights_alone(tmp_path):
     assert 0 < again.evaluations < 150
     before, after = (load_file(tmp_path / name)["network.head.0.weight"] for name in ("first", "second"))
     assert (before != after).any()
+
+
+def test_a_policy_of_one_graph_begins_no_training_of_another(tmp_path):
+    other = replace(small(), objective="throughput")  # a network for it has the same shape
+    train("colocrl", tmp_path / "first", 20)
+    train("colocrl", tmp_path / "again", 20, policy=tmp_path / "first")
+    with pytest.raises(InvalidInput, match="serves the one problem that it was trained on, not this one"):
+        train("colocrl", tmp_path / "second", 20, policy=tmp_path / "first", problems=[other])
+
+
+def test_the_shipped_policy_can_be_trained_on(tmp_path):
+    train("placeto", tmp_path / "policy", 1, policy="shipped", options={"batch": 1})
+    ours, shipped = (load_file(path) for path in (tmp_path / "policy", training.SHIPPED))
+    assert torch.equal(ours["network.head.0.weight"], shipped["network.head.0.weight"])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from placewise.learned import checkpoint, families, one_graph
 from placewise.learned.episodes import Episodes, Order, Start, packed
 from placewise.learned.grouping import Groups, few, units
 from placewise.learned.placeto import (
+    SHIPPED,
     Architecture,
     PlacetoLearner,
     View,
@@ -86,7 +87,7 @@ def train(
     """Train until so many simulations are done in all; `out` is written every few seconds, and at the end.
 
     Without problems, `placeto` learns from generated families and bundled models. `resume` goes on with `out`, if it is
-    there; `policy` names another file whose weights to begin with.
+    there; `policy` names another file whose weights to begin with, or is `shipped`.
     """
     settings = get(checked(method)).settings(options or {})
     why = "a training goes on until --evaluations are done; --policy names a file to begin with"
@@ -103,7 +104,13 @@ def train(
     if resume and Path(out).exists():
         _go_on(course, checkpoint.load(out, method), out)
     elif policy is not None:
-        checkpoint.begin_with(learner, checkpoint.load(policy, method), policy)
+        path = SHIPPED if (method, str(policy)) == ("placeto", "shipped") else policy
+        found = checkpoint.load(path, method)
+        if "problem" in course.facts() and found.facts.get("problem") != course.facts()["problem"]:
+            raise InvalidInput(
+                f"{path}: a policy of {method} serves the one problem that it was trained on, not this one"
+            )
+        checkpoint.begin_with(learner, found, path)
     began, before = time.perf_counter(), learner.evaluations
     saved = shown = -np.inf
 
@@ -305,7 +312,10 @@ def _problem(model: str, box: str) -> Problem:
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """A list, empty until Ctrl-C or SIGTERM. The update that has begun is finished then, and the checkpoint written."""
+    """A list, empty until Ctrl-C, or SIGTERM where that does the same, as in the command.
+
+    The update that has begun is finished then, and the checkpoint written.
+    """
     pressed: list[int] = []
 
     def hear(number: int, frame: Any) -> None:

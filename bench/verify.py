@@ -81,11 +81,6 @@ class _Way:
         self.seconds.append(time.perf_counter() - began)
         self.run.clocked()
 
-    def forget(self) -> None:
-        """The last turn."""
-        self.seconds.pop()
-        self.run.rounds.pop()
-
 
 def _measured(name: str, box: Cluster, folder: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     model = str(_exported(name, args.batch or MODELS.get(name, 1), folder))
@@ -104,8 +99,7 @@ def _measured(name: str, box: Cluster, folder: Path, args: argparse.Namespace) -
                 cluster = with_profiles(made, ways[way].run)
                 ways[way].plan = replace(made, problem=replace(made.problem, cluster=cluster))
                 ways[way].run.rounds.clear()
-        others, disturbed = _turns(list(ways.values()), args.seconds)
-    progress(f"{name}: {disturbed} turns were disturbed")
+        others = _turns(list(ways.values()), args.seconds)
     for way, each in ways.items():
         after = engine.fit(Problem(graph, with_profiles(each.plan, each.run)))
         first = simulate(engine.fit(Problem(graph, each.plan.problem.cluster)), each.plan.placement).value
@@ -120,21 +114,23 @@ def _measured(name: str, box: Cluster, folder: Path, args: argparse.Namespace) -
         yield row
 
 
-def _turns(ways: list[_Way], seconds: float) -> tuple[float, int]:
-    """All of them in turn, for so long, and at most three times that if too few turns are calm."""
-    began, disturbed, shares = time.perf_counter(), 0, list[float]()
-    while (taken := time.perf_counter() - began) < seconds or (len(shares) < _LEAST and taken < 3 * seconds):
+def _turns(ways: list[_Way], seconds: float) -> float:
+    """All of them in turn, for so long, or twice that if too few turns are calm; what others took of the machine."""
+    began, shares = time.perf_counter(), list[float]()
+    while (taken := time.perf_counter() - began) < seconds or (taken < 2 * seconds and _calm(shares) < _LEAST):
         clock, before = time.perf_counter(), _others()
         for way in ways:
             way.turn()
-        share = (_others() - before) / (time.perf_counter() - clock) / (os.cpu_count() or 1)
-        if share >= _CALM and taken < 2 * seconds:
-            disturbed += 1
-            for way in ways:
-                way.forget()
-        else:
-            shares.append(share)
-    return statistics.mean(shares), disturbed
+        shares.append((_others() - before) / (time.perf_counter() - clock) / (os.cpu_count() or 1))
+    kept = [i for i, share in enumerate(shares) if share < _CALM or _calm(shares) < _LEAST]
+    for way in ways:
+        way.seconds = [way.seconds[i] for i in kept]
+        way.run.rounds = [way.run.rounds[i] for i in kept]
+    return statistics.mean(shares[i] for i in kept)
+
+
+def _calm(shares: list[float]) -> int:
+    return sum(share < _CALM for share in shares)
 
 
 def _others() -> float:

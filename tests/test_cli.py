@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from commands import COMMANDS, ROOT, assert_80_columns, without_compiling
-from placewise import cli, planners, terminal, zoo
+from placewise import cli, options, planners, terminal, zoo
 from placewise.cluster import Cluster, Device, full_mesh
 from placewise.costs import Costs
 from placewise.driver import DEFAULT_PLANNER, Context, Outcome, Progress
@@ -88,13 +88,13 @@ def test_choices_are_those_of_the_library():
 
 def test_the_shell_completes_names(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert cli._complete_planner("he") == ["heft"]
-    assert "llama-3-8b" in cli._complete_model("lla")
-    assert "LICENSE" in cli._complete_model("LIC")
-    assert "two-gpus-one-host" in cli._complete_cluster("two")
-    assert str(ROOT / "LICENSE") in cli._complete_model(str(ROOT / "LIC"))
-    assert "docs/file-formats.md" in cli._complete_cluster("docs/fi")
-    assert cli._complete_model("**") == cli._complete_cluster("[") == []
+    assert options.complete_planner("he") == ["heft"]
+    assert "llama-3-8b" in options.complete_model("lla")
+    assert "LICENSE" in options.complete_model("LIC")
+    assert "two-gpus-one-host" in options.complete_cluster("two")
+    assert str(ROOT / "LICENSE") in options.complete_model(str(ROOT / "LIC"))
+    assert "docs/file-formats.md" in options.complete_cluster("docs/fi")
+    assert options.complete_model("**") == options.complete_cluster("[") == []
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------

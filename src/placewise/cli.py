@@ -4,8 +4,6 @@ Only what parses is imported here; each command imports what it needs, so that `
 """
 
 import _thread
-import glob
-import json
 import math
 import os
 import signal
@@ -13,9 +11,6 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
-from functools import wraps
-from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,10 +19,34 @@ import typer.core
 
 from placewise import __version__, terminal
 from placewise.errors import DoesNotHold, InvalidInput, NoFeasiblePlan, PlacewiseError
+from placewise.options import (
+    AsJson,
+    Box,
+    BudgetText,
+    Dims,
+    Evaluations,
+    Goal,
+    PlanFile,
+    Seed,
+    Settings,
+    budget_of,
+    check_folder,
+    check_writable,
+    complete_cluster,
+    complete_engine,
+    complete_model,
+    complete_planner,
+    execution_of,
+    pairs,
+    positive,
+    problem_of,
+    quantity,
+    sizes,
+    takes_problem,
+)
+from placewise.report.facts import comparison_facts, graph_facts, plan_facts, to_json
 
 if TYPE_CHECKING:
-    from placewise.driver import Budget, Outcome
-    from placewise.graph import Graph
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
 
@@ -111,231 +130,16 @@ def _root(
     """Options that stand before the command."""
 
 
-# ---- names that the shell can complete -------------------------------------------------------------------------------
-
-
-def _complete_model(incomplete: str) -> list[str]:
-    from placewise import zoo
-
-    return _starting_with(incomplete, zoo.names())
-
-
-def _complete_cluster(incomplete: str) -> list[str]:
-    from placewise.files import bundled_boxes
-
-    return _starting_with(incomplete, bundled_boxes())
-
-
-def _starting_with(incomplete: str, names: list[str]) -> list[str]:
-    """Bundled names and files."""
-    return [*(name for name in names if name.startswith(incomplete)), *glob.glob(glob.escape(incomplete) + "*")]
-
-
-def _complete_planner(incomplete: str) -> list[str]:
-    from placewise import planners
-
-    return [name for name in planners.available() if name.startswith(incomplete)]
-
-
-def _complete_engine(incomplete: str) -> list[str]:
-    from placewise import engines
-
-    return [name for name in (*engines.available(), "trace") if name.startswith(incomplete)]
-
-
-# ---- what to plan ----------------------------------------------------------------------------------------------------
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A problem or graph file, a public benchmark file, or the name of a bundled model.",
-        autocompletion=_complete_model,
-    ),
-]
-Models = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL...",
-        help="As for `plan`; several are compared one after the other.",
-        autocompletion=_complete_model,
-    ),
-]
-Box = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster", help="A cluster file (YAML) or the name of a bundled box.", autocompletion=_complete_cluster
-    ),
-]
-Goal = Annotated[
-    Literal["latency", "throughput", "completion"] | None,
-    typer.Option("--objective", help="What to minimise; latency by default."),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--execution", metavar="KEY=VALUE", help="How the engine executes, such as concurrency=slots,memory=static."
-    ),
-]
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Dims = Annotated[
-    list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="A size that an ONNX or OpenVINO file leaves open, such as x.0=8."),
-]
-
-
-def _problem(
-    model: Model,
-    cluster: Box = None,
-    objective: Goal = None,
-    max_memory: Annotated[str | None, typer.Option(help="Memory to use, such as gpu0=20GiB,cpu=64GiB.")] = None,
-    pin: Annotated[list[str] | None, typer.Option(metavar="OP=DEVICE", help="Keep an op on a device.")] = None,
-    forbid: Annotated[list[str] | None, typer.Option(metavar="DEVICE", help="Use no such device.")] = None,
-    contiguous: Annotated[
-        bool, typer.Option("--contiguous", help="Each device gets an interval of the dataflow.")
-    ] = False,
-    max_devices: Annotated[int | None, typer.Option(help="Use at most so many devices.")] = None,
-    place_parameters: Annotated[
-        bool, typer.Option("--place-parameters", help="Weights may live elsewhere than their ops (offloading).")
-    ] = False,
-    colocate_backward: Annotated[
-        bool, typer.Option("--colocate-backward", help="A backward op shares the device of its forward op.")
-    ] = False,
-    execution: Settings = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Only what this engine can be told, executed as it does; see `placewise engines`.",
-            autocompletion=_complete_engine,
-        ),
-    ] = None,
-) -> "Problem":
-    """The problem that the options describe; what is not given is as the file has it."""
-    from dataclasses import replace
-
-    from placewise import engines
-    from placewise.files import load_problem
-
-    limits = _pairs(max_memory.split(",") if max_memory else [], "--max-memory")
-    told = engines.get(engine) if engine is not None else None
-    with terminal.heard():
-        problem = load_problem(
-            model,
-            cluster,
-            objective=objective,
-            pins=_pairs(pin, "--pin") if pin else None,
-            forbidden=tuple(forbid) if forbid else None,
-            contiguous=contiguous or None,
-            max_devices=max_devices,
-            max_memory={
-                device: _quantity(limit, "bytes", f"--max-memory {device}={limit}") for device, limit in limits.items()
-            },
-            place_parameters=place_parameters or (told is not None and told.places_parameters),
-            colocate_backward=colocate_backward,
-        )
-    if told is not None:
-        problem = told.fit(problem)
-    return replace(problem, execution=_execution(problem.execution, execution)) if execution else problem
-
-
-def _execution(found: "Execution", given: list[str]) -> "Execution":
-    """How the engine executes, with the settings that are given replaced."""
-    from dataclasses import fields, replace
-    from typing import get_type_hints
-
-    from placewise.planners import parse_value
-
-    settings = _pairs([pair for text in given for pair in text.split(",")], "--execution")
-    kinds = get_type_hints(type(found))
-    known = [field.name for field in fields(found)]
-    for name in settings:
-        if name not in known:
-            raise InvalidInput(f"--execution {name}: there is no such setting; there are {', '.join(known)}")
-    values: dict[str, Any] = {
-        name: parse_value(text, kinds[name], f"--execution {name}") for name, text in settings.items()
-    }
-    return replace(found, **values)
-
-
-def _pairs(texts: list[str], option: str) -> dict[str, str]:
-    """NAME=VALUE texts, split at the last sign, for op names may contain one, and may even be empty."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, sign, value = text.rpartition("=")
-        if not (sign and value):
-            raise InvalidInput(f"{option} {text!r}: write it like NAME=VALUE")
-        if name in found:
-            raise InvalidInput(f"{option}: {name!r} is given twice: {found[name]} and {value}")
-        found[name] = value
-    return found
-
-
-def _sizes(given: list[str] | None) -> dict[str, int]:
-    """The sizes of dimensions by name."""
-    sizes = _pairs(given or [], "--dim")
-    for name, size in sizes.items():
-        if not (size.isascii() and size.isdigit() and 0 < int(size[:12]) < 2**31):
-            raise InvalidInput(f"--dim {name:.60}={size:.60}: must be a whole number above zero, and below 2^31")
-    return {name: int(size) for name, size in sizes.items()}
-
-
-def _quantity(text: str, dimension: str, where: str) -> float:
-    from placewise.quantities import parse_quantity
-
-    try:
-        return parse_quantity(text, dimension)
-    except InvalidInput as error:
-        raise InvalidInput(f"{where}: {error}") from None
-
-
-def _takes_problem(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_problem` in place of its first parameter, the problem that they describe.
-
-    A first parameter called `problems` stands for as many as there are models.
-    """
-    shared = dict(signature(_problem).parameters)
-    first, *rest = signature(command).parameters.values()
-    own = {parameter.name: parameter for parameter in rest}
-    if first.name == "problems":
-        shared["model"] = shared["model"].replace(annotation=Models)
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        options = {name: given.pop(name) for name in shared}
-        models = options.pop("model")
-        read = [*([models] if isinstance(models, str) else models), options["cluster"]]
-        for name in ("out", "plot"):
-            _check_apart(given.get(name), f"--{name}", read)
-        if first.name == "problems":
-            command([_problem(model, **options) for model in models], **given)
-        else:
-            command(_problem(models, **options), **given)
-
-    run.__signature__ = Signature([*shared.values(), *own.values()])  # type: ignore[attr-defined]
-    run.__annotations__ = {name: parameter.annotation for name, parameter in {**shared, **own}.items()}
-    return run
-
-
 # ---- commands --------------------------------------------------------------------------------------------------------
-
-BudgetText = Annotated[
-    str | None,
-    typer.Option(
-        "--budget", metavar="TIME", help="Time for each planner, such as 5min; 10s unless --evaluations is given."
-    ),
-]
-Evaluations = Annotated[int | None, typer.Option(help="Placements that each planner may simulate.")]
-Seed = Annotated[int, typer.Option(help="With a budget in evaluations, the same seed gives the same plan.")]
 
 
 @app.command()
-@_takes_problem
+@takes_problem
 def plan(
     problem: "Problem",
     planner: Annotated[
         str | None,
-        typer.Option(help="The method, auto by default; see `placewise planners`.", autocompletion=_complete_planner),
+        typer.Option(help="The method, auto by default; see `placewise planners`.", autocompletion=complete_planner),
     ] = None,
     budget: BudgetText = None,
     evaluations: Evaluations = None,
@@ -350,22 +154,22 @@ def plan(
     from placewise import driver, planners
     from placewise.report.table import describe_plan
 
-    _check_writable(out)
+    check_writable(out)
     name = planner or driver.DEFAULT_PLANNER
-    options, limit = planners.parse_options(name, option or []), _budget(budget, evaluations)
+    options, limit = planners.parse_options(name, option or []), budget_of(budget, evaluations)
     driver.compile_for(problem, planners.get(name), terminal.say_once)
     with terminal.planning() as show:
         found = driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
     with terminal.unhurried():
         found.save(out)
-        print(_json(_plan_facts(found) | {"plan": str(out)}) if as_json else describe_plan(found), flush=True)
+        print(to_json(plan_facts(found) | {"plan": str(out)}) if as_json else describe_plan(found), flush=True)
         terminal.say(f"wrote {out}")
     if found.stopped == "interrupted":
         terminal.stop("this is the best plan so far")
 
 
 @app.command()
-@_takes_problem
+@takes_problem
 def compare(
     problems: "list[Problem]",
     planners: Annotated[
@@ -393,14 +197,14 @@ def compare(
     from placewise.report.trace import to_trace
 
     chosen = [get(name.strip()) for name in (planners.split(",") if planners else available())]
-    limit = _budget(budget, evaluations)
+    limit = budget_of(budget, evaluations)
     if plot:
         plots.check_format(plot)
-        _check_writable(plot, "--plot")
+        check_writable(plot, "--plot")
     if out:
         if len(problems) > 1:
             raise InvalidInput(f"--out {out}: name one model, since there is one best plan for each")
-        _check_folder(out, ("plan.json", "trace.json"))
+        check_folder(out, ("plan.json", "trace.json"))
     comparisons: list[list[driver.Outcome]] = []
     facts = []
     for problem in problems:
@@ -412,7 +216,7 @@ def compare(
         with terminal.planning() as show:
             outcomes = driver.compare(problem, names, budget=limit, seed=seed, on_progress=show)
         comparisons.append(outcomes)
-        facts.append(_comparison_facts(outcomes, one_device))
+        facts.append(comparison_facts(outcomes, one_device))
         if not as_json:
             print(describe_comparison(outcomes, one_device), end="\n\n" if len(problems) > 1 else "\n", flush=True)
         interrupted = any("interrupted" in (row.reason, row.plan and row.plan.stopped) for row in outcomes)
@@ -421,7 +225,7 @@ def compare(
     best = comparisons[0][0].plan
     with terminal.unhurried():
         if as_json:
-            print(_json(facts[0] if len(problems) == 1 else {"comparisons": facts}), flush=True)
+            print(to_json(facts[0] if len(problems) == 1 else {"comparisons": facts}), flush=True)
         elif len(comparisons) > 1:
             print(describe_comparisons(comparisons), flush=True)
         if best and out:
@@ -445,14 +249,14 @@ def simulate(plan: PlanFile, execution: Settings = None, as_json: AsJson = False
 
     found = _load(plan)
     if execution:
-        found = _under(_execution(found.problem.execution, execution), found)
+        found = _under(execution_of(found.problem.execution, execution), found)
     if not as_json:
         print(describe_simulation(found))
         return
     timeline, cluster = found.timeline, found.problem.cluster
     channels = dict(zip(cluster.channels, timeline.channel_busy.tolist(), strict=True))
     moved = {"transfers": len(timeline.transfers), "bytes_moved": timeline.bytes_moved, "channel_busy": channels}
-    print(_json(_plan_facts(found) | {"feasible": True, "makespan": timeline.makespan} | moved))
+    print(to_json(plan_facts(found) | {"feasible": True, "makespan": timeline.makespan} | moved))
 
 
 @app.command()
@@ -465,7 +269,7 @@ def check(plan: PlanFile, as_json: AsJson = False) -> None:
 
     found = _load(plan)
     findings = findings_of(found)
-    print(_json(_plan_facts(found) | {"findings": [asdict(finding) for finding in findings]})
+    print(to_json(plan_facts(found) | {"findings": [asdict(finding) for finding in findings]})
           if as_json else describe_findings(found, findings))  # fmt: skip
     wrong = [finding for finding in findings if finding.is_wrong]
     if wrong:
@@ -497,14 +301,14 @@ def explain(
     if what_if:
         driver.compile_for(found.problem, get_planner(driver.DEFAULT_PLANNER), terminal.say_once)
         with terminal.planning() as show:
-            rows = changes(found, budget=_budget(budget, None), on_progress=show)
+            rows = changes(found, budget=budget_of(budget, None), on_progress=show)
         facts = {"what_if": [row._asdict() for row in rows]}
-        print(_json(_plan_facts(found) | facts) if as_json else describe_what_if(found, rows))
+        print(to_json(plan_facts(found) | facts) if as_json else describe_what_if(found, rows))
         return
     if op is not None:
         moves = reasons.moves_of(found.timeline, found.problem.graph.op_index(op))
         print(
-            _json({"op": op, "moves": [asdict(move) for move in moves]})
+            to_json({"op": op, "moves": [asdict(move) for move in moves]})
             if as_json
             else describe_moves(found, op, moves)
         )
@@ -517,7 +321,7 @@ def explain(
     facts = asdict(why)
     for step in facts["chain"]:
         step |= {"op": names[step["op"]], "behind": None if step["behind"] is None else names[step["behind"]]}
-    print(_json(_plan_facts(found) | facts))
+    print(to_json(plan_facts(found) | facts))
 
 
 @app.command()
@@ -534,7 +338,7 @@ def report(
     from placewise.files import load_verification, write_text
     from placewise.report.page import to_page
 
-    _check_writable(out, read=[*plans, *(verified or [])])
+    check_writable(out, read=[*plans, *(verified or [])])
     if len(verified or []) > len(plans):
         raise InvalidInput(f"--verified: there are more of these ({len(verified or [])}) than plans ({len(plans)})")
     seen = [load_verification(path) for path in verified or []]
@@ -549,8 +353,8 @@ def report(
         text = to_page(found, titles, seen)
     write_text(out, text)
     if as_json:
-        rows = [{"title": title} | _plan_facts(plan) for title, plan in zip(titles, found, strict=True)]
-        print(_json({"page": str(out), "bytes": out.stat().st_size, "plans": rows}), flush=True)
+        rows = [{"title": title} | plan_facts(plan) for title, plan in zip(titles, found, strict=True)]
+        print(to_json({"page": str(out), "bytes": out.stat().st_size, "plans": rows}), flush=True)
     terminal.say(f"wrote {out}; open it in a browser")
 
 
@@ -562,7 +366,7 @@ def export(
         typer.Option(
             metavar="ENGINE",
             help="An engine (see `placewise engines`), or trace: Chrome JSON for ui.perfetto.dev.",
-            autocompletion=_complete_engine,
+            autocompletion=complete_engine,
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Where to write it; stdout by default.")] = None,
@@ -578,7 +382,7 @@ def export(
 
     write = to_trace if to == "trace" else engines.get(to).export
     if out is not None and model is None:
-        _check_writable(out, read=[plan])
+        check_writable(out, read=[plan])
     found = _load(plan)
     if model is not None:
         cut_up = None if to == "trace" else engines.get(to).write
@@ -587,7 +391,7 @@ def export(
             raise InvalidInput(f"--model: only for engines that need the model cut up: {known}")
         if out is None:
             raise InvalidInput("--model: name the folder for what is made of it, with --out")
-        _check_folder(out, ())
+        check_folder(out, ())
         with terminal.heard():
             cut_up(found, model, out)
         terminal.say(f"{engines.written_for(engines.get(to))}\n{describe_cut(found)}\nwrote {out}")
@@ -610,14 +414,14 @@ def verify(
         typer.Argument(
             metavar="MODEL",
             help="The model of the plan: bundled, or a file (.pt2, .onnx, OpenVINO's .xml, config.json).",
-            autocompletion=_complete_model,
+            autocompletion=complete_model,
         ),
     ],
     engine: Annotated[
         str | None,
         typer.Option(
             help="What runs it; by default PyTorch, or for .onnx and .xml files whoever reads these.",
-            autocompletion=_complete_engine,
+            autocompletion=complete_engine,
         ),
     ] = None,
     device: Annotated[
@@ -640,17 +444,17 @@ def verify(
     from placewise.report.table import describe_verification
 
     if update:
-        _check_writable(update, "--update", read=[plan, model])
+        check_writable(update, "--update", read=[plan, model])
     if not 0 < within < math.inf:
         raise InvalidInput(f"--within {within}: must be a number above zero")
     found = _load(plan)
     keep = None if update is None else lambda cluster: save_profiles(cluster, update)
     with terminal.heard(), terminal.working("verifying") as show:
         seen = verification.verify(
-            found, model, engine=engine, devices=_pairs(device or [], "--device"), within=within,
-            seconds=_positive(budget, "--budget"), keep=keep, on_progress=show,
+            found, model, engine=engine, devices=pairs(device or [], "--device"), within=within,
+            seconds=positive(budget, "--budget"), keep=keep, on_progress=show,
         )  # fmt: skip
-    print(_json(seen.facts()) if as_json else describe_verification(found, seen), flush=True)
+    print(to_json(seen.facts()) if as_json else describe_verification(found, seen), flush=True)
     if update:
         terminal.say(f"wrote {update}; plan again with --cluster {update}")
     if not seen.holds:
@@ -665,13 +469,13 @@ def list_engines(as_json: AsJson = False) -> None:
 
     known = engines.available()
     rows = [{"engine": name, "exports": found.summary, "for": found.versions} for name, found in known.items()]
-    print(_json({"engines": rows}) if as_json else describe_engines(known))
+    print(to_json({"engines": rows}) if as_json else describe_engines(known))
 
 
 @app.command()
 def planners(
     model: Annotated[
-        str | None, typer.Argument(help="Say which planners apply to this model.", autocompletion=_complete_model)
+        str | None, typer.Argument(help="Say which planners apply to this model.", autocompletion=complete_model)
     ] = None,
     cluster: Box = None,
     objective: Goal = None,
@@ -682,7 +486,7 @@ def planners(
     from placewise.report.table import describe_planners
 
     infos = available()
-    problem = None if model is None else _problem(model, cluster, objective)
+    problem = None if model is None else problem_of(model, cluster, objective)
     why_not = {} if problem is None else {name: info.why_not(problem) for name, info in infos.items()}
     if not as_json:
         print(describe_planners(infos, why_not))
@@ -692,7 +496,7 @@ def planners(
         options = {key: {"type": kind.__name__, "default": default} for key, (kind, default) in info.options.items()}
         row = {"planner": name, "summary": info.summary, "objectives": sorted(info.objectives), "options": options}
         rows.append(row | ({"applies": why_not[name] is None, "reason": why_not[name]} if why_not else {}))
-    print(_json({"planners": rows}))
+    print(to_json({"planners": rows}))
 
 
 @app.command()
@@ -703,13 +507,13 @@ def train(
         typer.Argument(
             metavar="[MODEL]...",
             help="What to learn from; for placeto generated graphs by default.",
-            autocompletion=_complete_model,
+            autocompletion=complete_model,
         ),
     ] = None,
     cluster: Annotated[
         list[str] | None,
         typer.Option(
-            "--cluster", help="A box for all models, or one for each in turn.", autocompletion=_complete_cluster
+            "--cluster", help="A box for all models, or one for each in turn.", autocompletion=complete_cluster
         ),
     ] = None,
     objective: Goal = None,
@@ -731,14 +535,14 @@ def train(
     from placewise.learned import training
     from placewise.report.table import describe_training
 
-    _check_writable(out)
+    check_writable(out)
     names, boxes = models or [], cluster or []
     if len(boxes) > 1 and len(boxes) != len(names):
         raise InvalidInput(f"--cluster: {len(boxes)} boxes for {len(names)} models; name one, or one for each")
     if boxes and not names:
         raise InvalidInput("--cluster: there is no model to place on it")
     problems = [
-        _problem(name, box, objective)
+        problem_of(name, box, objective)
         for name, box in zip(names, boxes if len(boxes) > 1 else [*boxes, None][:1] * len(names), strict=True)
     ]
     options = planners.parse_options(training.checked(method), option or [])
@@ -748,7 +552,7 @@ def train(
             options=options, on_progress=show,
         )  # fmt: skip
     facts = asdict(found) | {"method": method, "policy": str(out)}
-    print(_json(facts) if as_json else describe_training(facts), flush=True)
+    print(to_json(facts) if as_json else describe_training(facts), flush=True)
     terminal.say(f"wrote {out}")
     if not found.finished:
         terminal.stop("--resume goes on from here")
@@ -781,22 +585,22 @@ def import_model(
     from placewise.importers.assembly import kinds_without_formula
     from placewise.report.table import describe_import
 
-    _check_writable(out, read=[model])
+    check_writable(out, read=[model])
     with terminal.heard():
         graph = files.import_model(
-            model, name=name, training=training, prompt=prompt, batch=batch, decode=decode, dims=_sizes(dim)
+            model, name=name, training=training, prompt=prompt, batch=batch, decode=decode, dims=sizes(dim)
         )
     if unknown := kinds_without_formula(graph):
         terminal.say("costed by their bytes alone: " + ", ".join(f"{kind} ({n})" for kind, n in unknown.most_common()))
     files.save_graph(graph, out)
-    print(_json(_graph_facts(graph) | {"graph": str(out)}) if as_json else describe_import(_graph_facts(graph)))
+    print(to_json(graph_facts(graph) | {"graph": str(out)}) if as_json else describe_import(graph_facts(graph)))
     terminal.say(f"wrote {out}")
 
 
 @app.command()
 def profile(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A bundled model, or a model file.", autocompletion=_complete_model)
+        str, typer.Argument(metavar="MODEL", help="A bundled model, or a model file.", autocompletion=complete_model)
     ],
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="cpu, cuda:0 (PyTorch), openvino:CPU or onnxruntime.")
@@ -812,15 +616,15 @@ def profile(
     from placewise import measure
     from placewise.report.table import describe_profile
 
-    limit = _quantity(budget, "seconds", "--budget") if budget else math.inf
+    limit = quantity(budget, "seconds", "--budget") if budget else math.inf
     try:
-        with terminal.heard(), measure.opened(model, device, _sizes(dim)) as target:
+        with terminal.heard(), measure.opened(model, device, sizes(dim)) as target:
             with terminal.counting("measuring") as show:
                 found = measure.profile(target, seconds=limit, on_progress=show)
             facts = measure.summary(target.graph, found)
     except KeyboardInterrupt:
         terminal.stop("what was measured is kept; run it again to go on")
-    print(_json(facts) if as_json else describe_profile(facts))
+    print(to_json(facts) if as_json else describe_profile(facts))
 
 
 @app.command()
@@ -836,12 +640,12 @@ def devices(
     from placewise.report.table import describe_devices
 
     if out:
-        _check_writable(out)
+        check_writable(out)
     with terminal.heard(), terminal.working("measuring") as say:
         found = describe_machine(say)
     for note in found.notes:
         terminal.say(f"note: {note}")
-    print(_json(asdict(found)) if as_json else describe_devices(found), flush=True)
+    print(to_json(asdict(found)) if as_json else describe_devices(found), flush=True)
     if out:
         write_text(out, to_yaml(found, out.stem))
         terminal.say(f"wrote {out}")
@@ -860,61 +664,10 @@ def zoo(as_json: AsJson = False) -> None:
         print(describe_zoo(rows, boxes))
         return
     devices = [{"box": box.name, "devices": {d.name: {"memory": d.memory} for d in box.devices}} for box in boxes]
-    print(_json({"models": rows, "boxes": devices}))
+    print(to_json({"models": rows, "boxes": devices}))
 
 
 # ---- shared by the commands ------------------------------------------------------------------------------------------
-
-
-def _positive(text: str, option: str) -> float:
-    seconds = _quantity(text, "seconds", option)
-    if seconds <= 0:
-        raise InvalidInput(f"{option}: it must be above zero")
-    return seconds
-
-
-def _budget(seconds: str | None, evaluations: int | None) -> "Budget":
-    from placewise.driver import DEFAULT_BUDGET, Budget
-
-    if seconds is None and evaluations is None:
-        return DEFAULT_BUDGET
-    limit = None if seconds is None else _quantity(seconds, "seconds", "--budget")
-    for option, given in (("--budget", limit), ("--evaluations", evaluations)):
-        if given is not None and given <= 0:
-            raise InvalidInput(f"{option}: it must be above zero")
-    return Budget(seconds=limit, evaluations=evaluations)
-
-
-def _check_writable(path: Path, option: str = "--out", *, read: Iterable[str | Path | None] = ()) -> None:
-    """Better told now than after the budget is spent."""
-    if str(path) == "-":
-        raise InvalidInput(f"{option} -: name a file")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"{option} {path}: there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
-        raise InvalidInput(f"{option} {path}: it is {'a folder' if path.is_dir() else 'no regular file'}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InvalidInput(f"{option} {path}: you may not write to the folder {path.parent}")
-    _check_apart(path, option, read)
-
-
-def _check_folder(path: Path, files: Iterable[str]) -> None:
-    """The folder itself may be missing, but not the one around it."""
-    if path.suffix in (".json", ".gz") or str(path) == "-":
-        raise InvalidInput(f"--out {path}: name a folder")
-    if path.exists() and not path.is_dir():
-        raise InvalidInput(f"--out {path}: it is no folder")
-    for name in files if path.exists() else ():
-        _check_writable(path / name)
-    if not path.exists():
-        _check_writable(path)
-
-
-def _check_apart(path: Path | None, option: str, read: Iterable[str | Path | None]) -> None:
-    """What a command reads is not overwritten by what it writes."""
-    for given in read:
-        if path and given and path.exists() and os.path.exists(given) and path.samefile(given):
-            raise InvalidInput(f"{option} {path}: this is what is read, which would be overwritten")
 
 
 def _under(execution: "Execution", found: "Plan") -> "Plan":
@@ -939,68 +692,3 @@ def _load(path: Path) -> "Plan":
 
     with compiling(terminal.say_once):
         return load_plan(path)
-
-
-def _graph_facts(graph: "Graph") -> dict[str, Any]:
-    """What there is to say about a graph before it is planned."""
-    from placewise.kinds import TensorType
-
-    held = dict.fromkeys(("parameter", "state"), 0.0)
-    parameters = 0.0
-    for op, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes.tolist(), strict=True):
-        kind = graph.op_kinds[op]
-        if kind in held:
-            held[kind] += size
-        if kind == "parameter":
-            parameters += size / TensorType(graph.op_dtypes[op], ()).bytes
-    return {
-        "model": graph.name, "ops": int((~graph.is_stored).sum()), "parameters": round(parameters),
-        "flops": float(graph.flops.sum()), "bytes": held["parameter"], "state_bytes": held["state"],
-    }  # fmt: skip
-
-
-def _comparison_facts(outcomes: "list[Outcome]", one_device: float) -> dict[str, Any]:
-    best = outcomes[0].plan
-    rows = [
-        {"planner": row.planner, "reason": row.reason}
-        if row.plan is None
-        else _plan_facts(row.plan) | {"beaten_by_one_device": row.plan.value > one_device}
-        for row in outcomes
-    ]
-    facts = {"best": best and best.planner, "lower_bound": best and best.lower_bound, "one_device": one_device}
-    return facts | {"planners": rows}
-
-
-def _plan_facts(found: "Plan") -> dict[str, Any]:
-    """What every command says about a plan in JSON; seconds and bytes."""
-    problem, timeline = found.problem, found.timeline
-    devices = {
-        device.name: {
-            "ops": int((found.placement == d).sum()),
-            "busy": float(timeline.busy[d]),
-            "peak_memory": float(timeline.peak[d]),
-            "memory": device.memory,
-        }
-        for d, device in enumerate(problem.cluster.devices)
-    }
-    return {
-        "model": problem.graph.name, "cluster": problem.cluster.name, "objective": problem.objective,
-        "planner": found.planner, "found_by": found.found_by, "proved_by": found.proved_by,
-        "options": dict(found.options), "seed": found.seed,
-        "value": found.value, "lower_bound": found.lower_bound, "gap": found.gap,
-        "seconds": found.seconds, "evaluations": found.evaluations, "stopped": found.stopped,
-        "cost_shares": found.cost_shares, "devices": devices,
-    }  # fmt: skip
-
-
-def _json(value: Any) -> str:
-    return json.dumps(_finite(value), indent=2, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: what is unlimited or unknown is null."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

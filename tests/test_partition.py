@@ -59,7 +59,7 @@ def test_cuts_where_little_flows(method):
 def test_kahip_ends_with_its_budget(monkeypatch):
     kahip = pytest.importorskip("kahip")
     monkeypatch.setattr(kahip, "kaffpa", lambda *given: time.sleep(600))
-    problem = cliques(4, 6, resident=1.0, memory=8.0, objective="throughput", bandwidth=1e9)
+    problem = cliques(4, 6, resident=1.0, memory=3000.0, objective="throughput", bandwidth=1e9)
     found = plan(problem, "kahip", budget=Budget(seconds=0.2))
     assert found.stopped == "budget"
     assert found.placement.tolist() == plan(problem, "blocks-by-memory").placement.tolist()

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Final
 
@@ -64,27 +64,38 @@ class Apart:
         os.waitpid(self._child, 0)
 
 
-def answer(work: Callable[[], Any], wanted: Callable[[], bool]) -> Any:
-    """What the work comes to, in another process where there may be one; None if it is not wanted any more.
+def stream(work: Callable[[Callable[[Any], None]], None], wanted: Callable[[], bool]) -> Iterator[Any]:
+    """What the work sends, as it comes, in another process where there may be one, for as long as it is wanted.
 
-    Signals are heard only outside compiled code, and a solver, once begun, cannot be asked to end.
+    Signals are heard only outside compiled code, and a solver, once begun, cannot be asked to end. If it dies, as
+    compiled code may, there is no more to come.
     """
     if not POSSIBLE:
-        return work()
-    with Apart(lambda send: send(work())) as other:
-        while wanted():
+        sent: list[Any] = []
+        work(sent.append)
+        yield from sent
+        return
+    with Apart(work) as other:
+        while wanted() and not other.done:
             for found in other.received(_GLANCE):
                 if isinstance(found, Exception):
                     raise found
-                return found
-            if other.done:
-                raise RuntimeError("it ended without an answer")
+                yield found
+
+
+def answer(work: Callable[[], Any], wanted: Callable[[], bool]) -> Any:
+    """What the work comes to, in another process where there may be one; None if it is not wanted any more."""
+    for found in stream(lambda send: send(work()), wanted):
+        return found
+    if wanted():
+        raise RuntimeError("it ended without an answer")
     return None
 
 
 def _work(work: Callable[[Callable[[Any], None]], None], writing: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to both
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what compiled code says when it dies; other errors are sent
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with os.fdopen(writing, "wb") as pipe:
 

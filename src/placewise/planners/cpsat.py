@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
+from placewise.apart import stream
 from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import planner
@@ -69,40 +70,54 @@ def cpsat(problem: Problem, ctx: Context, *, goal: float = 0.0) -> None:
 
 
 def _solve(ctx: Context, model: _Model) -> tuple[float, list[tuple[Ints, Ints]]]:
-    """(what is proved, plans, the best last) when the budget is spent or the proof complete."""
-    from ortools.sat.python import cp_model
+    """(what is proved, plans, the best last) when the budget is spent or the proof complete.
 
-    class Listing(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
-        def on_solution_callback(self) -> None:
-            plans.append(model.plan(self))
+    In a process of its own, as now and then CP-SAT finds a flaw of its own and ends the process that it is in. What it
+    has proved and found by then holds.
+    """
+    evaluations, seconds, seed = ctx.evaluations_left, ctx.seconds_left, int(ctx.rng.integers(2**31))
 
+    def work(send: Callable[[tuple[str, Any]], None]) -> None:
+        from ortools.sat.python import cp_model
+
+        class Listing(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+            def on_solution_callback(self) -> None:
+                send(("plan", model.plan(self)))
+
+        solver = cp_model.CpSolver()
+        solver.best_bound_callback = lambda bound: send(("bound", bound * model.tick))
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = seed
+        # With presolve, OR-tools 9.15 calls models impossible that are not (its issue 5274): no basis for a proof.
+        solver.parameters.cp_model_presolve = False
+        # Conflicts teach more here than linear programmes do: what took them minutes is proved in a second.
+        solver.parameters.linearization_level = 0
+        solver.parameters.use_precedences_in_disjunctive_constraint = True
+        solver.parameters.use_strong_propagation_in_disjunctive = True
+        solver.parameters.use_dynamic_precedence_in_disjunctive = True
+        solver.parameters.catch_sigint_signal = False  # which is for the driver
+        if evaluations < sys.maxsize:
+            solver.parameters.max_deterministic_time = evaluations / _EVALUATIONS
+        if math.isfinite(seconds):
+            solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
+        status = solver.solve(model.model, Listing())
+        bound = solver.best_objective_bound * model.tick if status != cp_model.MODEL_INVALID else 0.0
+        if status == cp_model.INFEASIBLE:
+            bound = model.goal if math.isfinite(model.goal) else 0.0
+        send(("bound", bound))
+        send(("used", solver.response_proto.deterministic_time))
+
+    proved, used = 0.0, 0.0
     plans: list[tuple[Ints, Ints]] = []
-    solver, listing = cp_model.CpSolver(), Listing()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = int(ctx.rng.integers(2**31))
-    # With presolve, OR-tools 9.15 calls models impossible that are not (its issue 5274): no basis for a proof.
-    solver.parameters.cp_model_presolve = False
-    # Conflicts teach more here than linear programmes do: what took them minutes is proved in a second.
-    solver.parameters.linearization_level = 0
-    solver.parameters.use_precedences_in_disjunctive_constraint = True
-    solver.parameters.use_strong_propagation_in_disjunctive = True
-    solver.parameters.use_dynamic_precedence_in_disjunctive = True
-    solver.parameters.catch_sigint_signal = False  # which is for the driver
-    if ctx.evaluations_left < sys.maxsize:
-        solver.parameters.max_deterministic_time = ctx.evaluations_left / _EVALUATIONS
-    if math.isfinite(ctx.seconds_left):
-        solver.parameters.max_time_in_seconds = max(ctx.seconds_left, 1e-3)
-    with ThreadPoolExecutor(1) as pool:
-        task = pool.submit(solver.solve, model.model, listing)
-        while wait([task], 0.1).not_done:  # here, where Ctrl-C is heard
-            if ctx.should_stop():
-                solver.stop_search()
-        status = task.result()
-    used = int(solver.response_proto.deterministic_time * _EVALUATIONS)
-    ctx.spend(min(used, max(0, ctx.evaluations_left - 1)))
-    if status == cp_model.INFEASIBLE:
-        return (model.goal if math.isfinite(model.goal) else 0.0), plans
-    return (solver.best_objective_bound * model.tick if status != cp_model.MODEL_INVALID else 0.0), plans
+    for what, value in stream(work, lambda: not ctx.should_stop()):
+        if what == "plan":
+            plans.append(value)
+        elif what == "bound":
+            proved = value
+        else:
+            used = value
+    ctx.spend(min(int(used * _EVALUATIONS), max(0, ctx.evaluations_left - 1)))
+    return proved, plans
 
 
 # ---- devices that are alike ------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ def values(problem: Problem, planner: str, evaluations: int, seeds: int, options
 
 def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
     chosen = {name: run for name, run in LEARNED.items() if name in options.methods}
-    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in (*OTHERS, "auto", "bound", IN_GROUPS, *chosen)}
+    names = (*OTHERS, "auto", "bound", IN_GROUPS, *chosen)
+    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in names}
     for model in options.models:
         problem = load_problem(*MODELS[model])
         progress(f"{model}: {problem.num_ops} ops")

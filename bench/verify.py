@@ -108,7 +108,7 @@ def _measured(name: str, box: Cluster, folder: Path, args: argparse.Namespace) -
         row = {
             "model": name, "placement": way, "ops": graph.num_ops, "predicted ms": 1e3 * predicted,
             "measured ms": 1e3 * took, "first off": f"{took / first - 1:+.0%}", "off": f"{took / predicted - 1:+.0%}",
-            "turns": len(each.seconds), "others": f"{others:.0%}",
+            "turns": len(each.seconds), "others": f"{max(others, 0.0):.0%}",
         }  # fmt: skip
         progress(str(row))
         yield row

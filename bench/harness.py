@@ -68,6 +68,12 @@ def wall_seconds(work: Callable[[], Any], repeat: int = 5) -> float:
     return _least(time.perf_counter, work, repeat)
 
 
+def cpu_so_far() -> float:
+    """Of this process, and of those that it has waited for, as solvers have their own."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def _least(clock: Callable[[], float], work: Callable[[], Any], repeat: int) -> float:
     best = float("inf")
     for _ in range(repeat):

@@ -55,6 +55,17 @@ def test_what_is_off_the_picture_is_told(tmp_path):
     assert {"bad", "(on none within 2x, off the picture)", "lost", "(no plan)"} <= texts(tmp_path / "two.svg")
 
 
+def test_a_long_legend_is_whole(tmp_path):
+    (found,) = compared(1.0)
+    best = next(row.plan for row in found if row.plan)
+    many = [Outcome(f"p{i}", replace(best, planner=f"p{i}")) for i in range(45)]
+    plot([many], tmp_path / "many.svg")
+    root = ElementTree.parse(tmp_path / "many.svg").getroot()
+    height = float(root.get("viewBox").split()[3])
+    assert {"p0", "p44", "lower bound"} <= texts(tmp_path / "many.svg")
+    assert max(float(node.get("y")) for node in root.iter() if node.tag.endswith("text") and node.get("y")) < height
+
+
 def test_titles_say_what_was_planned(tmp_path):
     found = compared(1.0, 2.0)
     problem = found[0][0].plan.problem

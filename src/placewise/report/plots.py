@@ -26,6 +26,7 @@ _DASHES: Final = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), 
 _THIN, _THICK = 1.3, 2.6  # of the best, which is drawn last, and of the last: what is equal shines through
 _END: Final = 1e9  # off any picture
 _WORST: Final = 2.0  # times the best: what is beyond is off the picture, where it would dwarf the rest
+_LINE: Final = 0.19  # inches of a legend
 
 
 def check_format(path: Path) -> None:
@@ -51,7 +52,9 @@ def plot(comparisons: Sequence[Sequence[Outcome]], path: Path) -> None:
         axes.grid(alpha=0.25)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        if axes.get_legend_handles_labels()[0]:
+        if labels := axes.get_legend_handles_labels()[1]:
+            lines = sum(label.count("\n") + 1 for label in labels)
+            figure.set_figheight(max(figure.get_figheight(), _LINE * (lines + 1)))  # else what is below is cut off
             figure.legend(loc="outside right upper", frameon=False, fontsize="small", handlelength=3)
         drawn = io.BytesIO()
         no_date: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}

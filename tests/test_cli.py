@@ -198,6 +198,13 @@ def test_weights_that_are_placed_are_not_kept_with_their_ops(run):
     assert "--colocate-backward puts weights with the ops that read them" in refused.err
 
 
+def test_explain_takes_a_budget_for_planning_alone(run, problem):
+    assert run("plan", problem, "--planner", "single").code == 0
+    refused = run("explain", "plan.json", "--budget", "1s")
+    assert refused.code == 2
+    assert "--budget is for --what-if" in refused.err
+
+
 def test_the_same_seed_gives_the_same_plan(run, problem, tmp_path):
     for name in ("one.json", "two.json"):
         run("plan", problem, "--planner", "random", "--seed", "5", "--out", name)

@@ -283,7 +283,9 @@ def explain(
     what_if: Annotated[
         bool, typer.Option("--what-if", help="What would memory, another device or faster links gain? Plans anew.")
     ] = False,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="With --what-if: time to plan each change.")] = "2s",
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --what-if: time to plan each change; 2s unless given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a plan."""
@@ -297,11 +299,13 @@ def explain(
 
     if what_if and op is not None:
         raise InvalidInput("--op and --what-if are two questions: ask one at a time")
+    if budget is not None and not what_if:
+        raise InvalidInput("--budget is for --what-if, which plans anew; the rest takes no planning")
     found = _load(plan)
     if what_if:
         driver.compile_for(found.problem, get_planner(driver.DEFAULT_PLANNER), terminal.say_once)
         with terminal.planning() as show:
-            rows = changes(found, budget=budget_of(budget, None), on_progress=show)
+            rows = changes(found, budget=budget_of(budget or "2s", None), on_progress=show)
         facts = {"what_if": [row._asdict() for row in rows]}
         print(to_json(plan_facts(found) | facts) if as_json else describe_what_if(found, rows))
         return

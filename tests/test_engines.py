@@ -499,7 +499,10 @@ def test_the_context_of_llama_cpp_is_that_of_the_plan(capsys):
     assert engines.get("llama.cpp").export(found) == "-c 513 -ngl 49\n"  # 512 in the cache, and one more
     fitted = engines.get("torch-offload").fit(Problem(zoo.load("llama-3-8b-decode"), box(24)))
     parts = Plan(fitted, np.zeros(fitted.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
-    assert engines.get("llama.cpp").export(parts) == "-ngl 33\n"
+    assert engines.get("llama.cpp").export(parts) == "-c 513 -ngl 33\n"
+    capsys.readouterr()
+    untold = replace(parts, problem=replace(fitted, graph=replace(fitted.graph, op_signatures=("",) * fitted.num_ops)))
+    assert engines.get("llama.cpp").export(untold) == "-ngl 33\n"
     assert "does not tell its context" in capsys.readouterr().err
 
 

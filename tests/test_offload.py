@@ -389,8 +389,18 @@ def test_a_plan_exports_as_a_device_map_and_as_flags(capsys):
     assert places["lm_head"] == 0
     assert "computes it on the GPU" in capsys.readouterr().err
     assert engines.get("llama.cpp").export(found) == (
-        "-ngl 7 -ot 'blk\\.(3)\\.ffn_(up|down|gate).*=CPU,blk\\.(1|2)\\.=CPU'\n"
+        "-c 17 -ngl 7 -ot 'blk\\.(3)\\.ffn_(up|down|gate).*=CPU,blk\\.(1|2)\\.=CPU'\n"
     )
+    assert "and llama.cpp computes there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("computed", "streamed", "flag"), [(1, 2, False), (2, 1, True), (1, 0, True)])
+def test_llama_cpp_copies_weights_for_a_prompt_where_the_plan_streams_more_than_it_computes(computed, streamed, flag):
+    graph = from_transformers(CONFIGS["dense"], prompt=64)
+    fitted = engines.get("torch-offload").fit(Problem(graph, problem_of("dense", 9.0).cluster))
+    modes = dict(enumerate([(1, 1)] * computed + [(0, 1)] * streamed))
+    found = by_hand(fitted, lambda module: modes.get(int(module.split(".")[2]) if ".layers." in module else -1, (0, 0)))
+    assert ("-c 64 --no-op-offload -ngl" in engines.get("llama.cpp").export(found)) is flag
 
 
 def test_accelerate_runs_the_map():
@@ -437,13 +447,13 @@ def test_the_page_of_the_docs_runs(run):
 @pytest.mark.parametrize(("batch", "prompt", "decode"), [(1, 16, True), (2, 12, True), (1, 16, False), (3, 5, False)])
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_verify_runs_the_phase_of_the_plan(tmp_path, kind, batch, prompt, decode):
-    from placewise.engines.torch_offload_run import _phase
+    from placewise.engines.phase import phase
 
     CONFIGS[kind].to_json_file(tmp_path / "config.json")
     graph = from_transformers(CONFIGS[kind], batch=batch, prompt=prompt, decode=decode)
     fitted = engines.get("torch-offload").fit(Problem(graph, problem_of(kind, 9.0).cluster))
     found = by_hand(fitted, random_modes(batch + prompt))
-    assert _phase(found, str(tmp_path)) == (batch, prompt, decode)
+    assert phase(graph) == phase(fitted.graph) == ((batch, 1, prompt) if decode else (batch, prompt, 0))
     seen = verify(found, str(tmp_path), devices=BOTH_ON_CPU, seconds=0.0, within=1e9)
     assert seen.engine == "torch-offload"
     assert seen.holds, seen.findings

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from placewise.cluster import Cluster
 from placewise.engines import engine
+from placewise.engines.phase import phase
 from placewise.engines.pieces import Pieces, feed_forward, pieces, tied, together
 from placewise.engines.ranks import accelerator_number, check_language_model
 from placewise.engines.torch_offload import at_homes
@@ -27,9 +28,6 @@ _FULL: Final = 0.9
 #: (`min_batch_size` in ggml/src/ggml-cuda/ggml-cuda.cu, `offload_op`).
 _LARGE_BATCH: Final = 32
 _FEED_FORWARD: Final = "ffn_(up|down|gate).*"
-_IDS: Final = re.compile(r"int\d+\[(\d+),(\d+)\]")
-#: A cache [batch, heads, tokens, width] and what is added to it.
-_GROWN: Final = re.compile(r"concat\(\w+\[(\d+),(\d+),(\d+),(\d+)\], .* -> \w+\[\1,\2,(\d+),\4\]$")
 _THEIR_NAMES: Final = re.compile(r"(CUDA|ROCm|MUSA|Vulkan|SYCL|CANN|OpenCL|Metal|RPC)\d*(\[.*\])?")
 
 
@@ -106,7 +104,7 @@ def llama_cpp(plan: Plan) -> str:
     What deviates from that is set by `-ot`: patterns, of which the first that a tensor's name matches says its buffer
     (src/llama-model-loader.cpp). KV caches stay with the slot.
     """
-    plan = at_homes(plan)
+    asked, plan = plan, at_homes(plan)
     problem, found = plan.problem, pieces(plan.problem.graph)
     check_layers(problem, found)
     feed = feed_forward(problem.graph, found) != ""
@@ -147,7 +145,12 @@ def llama_cpp(plan: Plan) -> str:
     if any(name.startswith("CUDA") for text in flags[1:] for name in re.findall(r"CUDA\d", text)):
         _say("GPUs are taken to be CUDA0 and so on: where `llama-server --list-devices` prints other names, name the "
              "devices of the cluster so")  # fmt: skip
-    return " ".join([*_context(problem.graph, any(d is not None and host[d] for d in (*rest, *sparse))), *flags]) + "\n"
+    layers = np.isin(found.of_op, found.layers) & ~problem.graph.is_stored
+    computed, kept = (int((np.array(host)[p.placement] & layers).sum()) for p in (asked, plan))
+    if kept > computed:
+        _say("what the plan streams to a GPU is in host memory, and llama.cpp computes there; it copies weights only "
+             f"for {_LARGE_BATCH} tokens at once and more, and not ahead of time")  # fmt: skip
+    return " ".join([*_context(problem.graph, computed, kept - computed), *flags]) + "\n"
 
 
 def _patterns(
@@ -163,17 +166,18 @@ def _patterns(
     return found
 
 
-def _context(graph: Graph, on_cpu: bool) -> list[str]:
-    """How many tokens there are room for, as the graph has them, and flags that depend on how many come at once."""
-    ids = _IDS.search(graph.op_signatures[graph.op_kinds.index("embedding")])
-    batch, tokens = (int(ids[1]), int(ids[2])) if ids else (0, 0)
-    grown = (_GROWN.match(signature) for signature in graph.op_signatures)
-    caches = [int(cache[5]) for cache in grown if cache]
-    if tokens < 2 and not caches:
+def _context(graph: Graph, computed: int, streamed: int) -> list[str]:
+    """How many tokens there are room for, as the graph has them, and flags that depend on how many come at once.
+
+    Of ops whose weights are in the CPU's memory, so many are computed there and so many on a GPU.
+    """
+    found = phase(graph)
+    if found is None or found.tokens + found.cached < 2:
         _say("the plan does not tell its context: add -c, without which there is room for all that the model can read")
         return []
-    flags = [f"-c {batch * max([tokens, *caches])}"] + ([f"-np {batch}"] if batch > 1 else [])
-    if on_cpu and batch * tokens >= _LARGE_BATCH:
+    flags = [f"-c {found.sequences * (found.tokens + found.cached)}"]
+    flags += [f"-np {found.sequences}"] if found.sequences > 1 else []
+    if found.sequences * found.tokens >= _LARGE_BATCH and computed > streamed:
         flags.append("--no-op-offload")
         _say("the plan has the CPU compute where weights are in its memory, which takes --no-op-offload; without it "
              "llama.cpp copies them to a GPU for each large batch")  # fmt: skip

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from placewise.costs import LABELS, Costs
 from placewise.engines import Run, engine
+from placewise.engines.phase import telling
 from placewise.engines.pieces import Pieces, feed_forward, pieces, tied
 from placewise.errors import InvalidInput, Unsupported
 from placewise.graph import Graph
@@ -205,11 +206,15 @@ def _groups(graph: Graph, found: Pieces, names: list[str], label: NDArray[np.int
 
 
 def _signatures(graph: Graph, label: NDArray[np.int64], count: int) -> tuple[str, ...]:
-    """Parts that do the same have the same."""
+    """Parts that do the same have the same. What tells the phase stays to be read."""
     members: list[list[str]] = [[] for _ in range(count)]
     for op in np.flatnonzero(~graph.is_stored).tolist():
         members[label[op]].append(graph.op_signatures[op])
-    return tuple(f"part({hashlib.sha256('; '.join(m).encode()).hexdigest()[:16]})" if any(m) else "" for m in members)
+    digests = [hashlib.sha256("; ".join(m).encode()).hexdigest()[:16] for m in members]
+    return tuple(
+        f"part({'; '.join([digest, *telling(m)])})" if any(m) else ""
+        for digest, m in zip(digests, members, strict=True)
+    )
 
 
 def _workspace(graph: Graph, label: NDArray[np.int64], small: Graph) -> NDArray[np.float64]:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from placewise.engines import Counted
+from placewise.engines.phase import Phase, phase
 from placewise.engines.torch import Output, tested_links
 from placewise.engines.torch_offload import modes, parts_and_weights
-from placewise.errors import InvalidInput, Unsupported
+from placewise.errors import Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 #: Runs with a clock at each part, of which the median counts.
 _ROUNDS = 3
-_ID_BYTES = 8
 
 
 @contextmanager
@@ -36,47 +36,27 @@ def ready(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Offloa
     from placewise.ports import torch_devices
 
     modes(plan)  # refuses plans of ops
-    batch, prompt, decode = _phase(plan, model)
+    found = phase(plan.problem.graph)
+    if found is None:
+        raise Unsupported("verify runs models that read tokens, and this plan does not tell how many")
+    _check_model(plan, model, found)
     homes = torch_devices(plan, devices)
     with told(f"{model}: cannot be run as the plan says"), torch.no_grad():
         torch.manual_seed(0)
         module = with_weights(model)
-        inputs = random_inputs(module, batch, prompt)
+        inputs = random_inputs(module, found.sequences, found.cached or found.tokens)
         plain = copy.deepcopy(module)
         with plan.apply(module, devices=devices) as placed:
-            yield OffloadRun(plan, homes, plain, placed, inputs, decode)
+            yield OffloadRun(plan, homes, plain, placed, inputs, found.cached > 0)
 
 
-def _phase(plan: Plan, model: str) -> tuple[int, int, bool]:
-    """Prompts, tokens of each, and whether one token is written after them: with these, the model has the plan's parts.
-
-    A plan does not say so itself; its inputs and its caches have sizes.
-    """
+def _check_model(plan: Plan, model: str, found: Phase) -> None:
+    """In the phase of the plan, the model has the plan's parts."""
     from placewise.importers.transformers import from_transformers
 
-    graph = plan.problem.graph
-    if "input_ids" not in graph.op_names:
-        raise Unsupported("verify runs models that read tokens, and this plan has no op 'input_ids'")
-    made = graph.tensor_producer == graph.op_index("input_ids")
-    tokens = int(graph.tensor_bytes[made].max(initial=0.0)) // _ID_BYTES
-    shortest = from_transformers(model, prompt=1)
-    caches = float(graph.resident_bytes.sum() - shortest.resident_bytes.sum())
-    found: list[tuple[int, int, bool]] = []
-    if caches > 0:
-        after_one = from_transformers(model, batch=max(1, tokens), prompt=1, decode=True)
-        of_one = float(after_one.resident_bytes.sum() - shortest.resident_bytes.sum())
-        found = [(max(1, tokens), max(1, round(caches / of_one)), True)] if of_one > 0 else []
-    found += [(batch, tokens // batch, False) for batch in range(1, tokens + 1) if tokens % batch == 0]
-    refused: InvalidInput | None = None
-    for batch, prompt, decode in found:
-        theirs = from_transformers(model, batch=batch, prompt=prompt, decode=decode)
-        try:
-            plan.check_model(parts_and_weights(Problem(theirs, plan.problem.cluster)).graph)
-        except InvalidInput as error:
-            refused = refused or error
-        else:
-            return batch, prompt, decode
-    raise refused or InvalidInput("not the model of this plan: it is given no tokens")
+    prompt = found.cached or found.tokens
+    theirs = from_transformers(model, batch=found.sequences, prompt=prompt, decode=found.cached > 0)
+    plan.check_model(parts_and_weights(Problem(theirs, plan.problem.cluster)).graph)
 
 
 class OffloadRun:

@@ -127,6 +127,15 @@ def test_what_is_beside_the_path_takes_its_turn_or_goes_there_and_back():
     assert lower_bound(near).parts[NAME] == pytest.approx(1 + 4 + 1 + 0.05 + 1) == brute_force(near)[0]
 
 
+def test_of_what_is_beside_the_path_those_are_elsewhere_that_are_back_soonest():
+    """op1, op2 and op3 are side by side. op2 is back after 19.1 s, op3 with its large output after 39 s only."""
+    edges = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (3, 4), (4, 5)]
+    seconds = np.array([[1.0], [12.0], [8.0], [8.0], [1.0], [1.0]]) * [1, 1]
+    columns = {"sizes": [200.0, 200.0, 2.0, 400.0, 1.0, 0.0], "resident": [1.0] * 5 + [3.0]}
+    problem = problem_of(seconds, edges, memory=5.0, bandwidth=20.0, execution=Execution(memory="static"), **columns)
+    assert lower_bound(problem).parts[NAME] == pytest.approx(1 + (12 + 8 + 1) + 0.05 + 1) == brute_force(problem)[0]
+
+
 def test_the_path_is_the_witness():
     bound = lower_bound(chain(4.0))
     assert bound.path == (0, 1, 2, 3)

@@ -599,8 +599,8 @@ def _in_stretches(problem: Problem, path: list[int]) -> float:
     all on its device, it is elsewhere itself, or one of them is: it is no earlier than the longest way there, or there
     and back.
 
-    So it is with ops beside the path, between two ops of it after or before which all others come: they run in turn on
-    the device of both, or one of them is elsewhere.
+    So it is with ops beside the path, between two ops of it after or before which all others come: those on the device
+    of both run there in turn, and for the rest it takes the longest way there and back.
     """
     graph, cluster, n = problem.graph, problem.cluster, len(path)
     fits = {op: _fits(problem, unit) for unit in _units(problem) for op in unit}
@@ -735,6 +735,9 @@ def _beside(
                         there = min(moves(size, a, d) + takes(op, d) + rest[op, d] for d in devices
                                     if a == d or group[made] != group[op])  # fmt: skip
                         rest[made, a] = max(rest[made, a], there)
-            back = min(ends[op, d] + rest[op, d] for op in others for d in devices if d != home)
-            least[high, k] = min(fsum(takes(op, home) for op in block), back)
+            back = {op: min((ends[op, d] + rest[op, d] for d in devices if d != home), default=math.inf)
+                    for op in others}  # fmt: skip
+            least[high, k] = min(  # by the last one to come back from elsewhere, if any
+                max(last_back, fsum(takes(op, home) for op in block if back.get(op, math.inf) > last_back))
+                for last_back in [0.0, *back.values()])  # fmt: skip
     return passes, least

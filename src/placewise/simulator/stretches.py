@@ -8,8 +8,9 @@ Tensors may jump over ops of the path (a residual connection). Where all of it p
 added up anew. If not all ops up to the next joint are on the device of the first, the next joint is elsewhere, or an op
 between them is: the longest way there, or there and back, jumps included, is a second bound on when it ends.
 
-Ops beside the path, between two ops of it that all others come before or after, run on the device of both as well, one
-after another, or one of them is elsewhere: again the longest way there and back.
+Ops beside the path, between two ops of it that all others come before or after, run on the device of both as well, in
+turn with the path, or elsewhere: then it takes the longest way there and back. Which are elsewhere is free, so those
+that are back soonest are; the rest take turns.
 """
 
 from __future__ import annotations
@@ -98,8 +99,13 @@ def _beside(problem: Problem, path: list[int], devices: Ints, first: Ints, secon
                 after[made] = np.maximum(after[made], (way + runs[i] + after[i]).min(axis=1))
             away = before + runs + after
             away[:, home] = np.inf
-            back = float(away[[i - a for i in others]].min())
-            found[place[part.order[b]], k] = min(float(runs[1:, home].sum()), back)
+            beside = np.array([i - a for i in others])
+            backs = away[beside].min(axis=1)
+            by_back = beside[np.argsort(backs)]
+            here = np.ones(b - a + 1, np.bool_)
+            here[by_back] = False
+            home_after = np.cumsum(np.append(runs[here, home].sum(), runs[by_back[::-1], home]))[::-1]
+            found[place[part.order[b]], k] = np.maximum(home_after, np.append(0.0, np.sort(backs))).min()
     return found
 
 

@@ -12,8 +12,6 @@ from stable_baselines3 import PPO
 
 import placewise as pw
 
-STEPS = 12_000
-
 
 def forks() -> pw.Problem:
     """Ten ops, each read by the next two, on three devices that are good at different ops."""
@@ -26,14 +24,14 @@ def forks() -> pw.Problem:
     return pw.Problem(build.graph(), cluster, pw.Costs.create(rng.uniform(1.0, 6.0, (10, 3))))
 
 
-def main() -> None:
+def main(steps: int = 12_000) -> None:
     """Train, and compare with as many placements by chance and with the best there is."""
     problem = forks()
     env = pw.PlacementEnv(problem, start="random")
     # What never changes teaches nothing: a policy for one graph looks at the placement and at whose turn it is.
     watched = FlattenObservation(FilterObservation(env, ["current", "placement", "mask"]))
     learner = PPO("MlpPolicy", watched, n_steps=256, learning_rate=1e-3, gamma=0.9, seed=0, device="cpu")
-    learner.learn(STEPS)
+    learner.learn(steps)
     runtimes = []
     for seed in range(20):
         seen, _ = watched.reset(seed=seed)
@@ -46,11 +44,11 @@ def main() -> None:
     groups = env.groups
     every = np.array(list(itertools.product(range(3), repeat=groups.count)))
     optimum = pw.evaluate(problem, groups.expand(every)).value.min()
-    chance = pw.evaluate(problem, groups.expand(np.random.default_rng(0).integers(0, 3, (STEPS, groups.count)))).value
+    chance = pw.evaluate(problem, groups.expand(np.random.default_rng(0).integers(0, 3, (steps, groups.count)))).value
     print(f"a placement by chance          {chance.mean():6.2f} s")
-    print(f"PPO after {STEPS:,} steps          {np.mean(runtimes):6.2f} s, from 20 random starts")
+    print(f"PPO after {steps:6,} steps         {np.mean(runtimes):6.2f} s, from 20 random starts")
     print(f"PPO, the best on the way       {info['best_runtime']:6.2f} s")
-    print(f"the best of {STEPS:,} by chance    {chance.min():6.2f} s")
+    print(f"the best of {steps:6,} by chance    {chance.min():6.2f} s")
     print(f"the optimum                    {optimum:6.2f} s")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import runpy
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -204,3 +206,15 @@ def test_many_at_once_are_like_one_by_one():
 def test_no_ops_no_environment():
     with pytest.raises(InvalidInput, match="needs ops"):
         pw.PlacementEnv(problem_of(np.zeros((0, 2))))
+
+
+def test_a_learner_of_another_library_learns(capsys):
+    pytest.importorskip("stable_baselines3")
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples/train_with_stable_baselines.py"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        example["main"](3072)
+    lines = capsys.readouterr().out.splitlines()
+    chance, learned, best, best_by_chance, optimum = (float(line[29:].split()[0]) for line in lines)
+    assert optimum <= best <= best_by_chance
+    assert learned < (chance + optimum) / 2  # 38.3 and 26.2; without learning, near chance

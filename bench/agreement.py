@@ -47,8 +47,9 @@ def intervals(seed: int, *, equal: bool) -> Problem:
     return test_ideals.with_equal_links(rng, problem) if equal else problem
 
 
-def in_stages(seed: int, *, option: str, boxes: bool = False) -> Problem:
-    problem = test_replication.step(np.random.default_rng(seed), **test_replication.OPTIONS[option])
+def in_stages(seed: int, *, option: str, branches: bool = False, boxes: bool = False) -> Problem:
+    rng = np.random.default_rng(seed)
+    problem = test_replication.step(rng, branches=branches, **test_replication.OPTIONS[option])
     return test_replication.in_boxes(problem) if boxes else problem
 
 
@@ -81,6 +82,8 @@ CASES: list[tuple[str, str, dict[str, Any], Draw]] = [
     ("intervals, any", "ideals", {}, partial(intervals, equal=False)),
     *((f"stages, {option}", "ideals", {}, partial(in_stages, option=option)) for option in test_replication.OPTIONS),
     ("stages, all, in boxes", "ideals", {}, partial(in_stages, option="all", boxes=True)),
+    ("branches, all", "ideals", {}, partial(in_stages, option="all", branches=True)),
+    ("branches, all, in boxes", "ideals", {}, partial(in_stages, option="all", branches=True, boxes=True)),
     ("throughput", "milp", {"solver": "highs"}, anything),
     ("throughput", "milp", {"solver": "cpsat"}, anything),
     ("one slot", "slot-milp", {"solver": "highs"}, partial(in_slots, most=1)),

@@ -19,7 +19,7 @@ from placewise.planners.ideals_bound import Boxes, raise_bound
 from placewise.planners.ideals_kernel import Table, TooManyIdeals
 from placewise.planners.ideals_search import CLOSE, MOST_LOOKS, Search, Stage, digits, lists
 from placewise.planners.pipeline import dataflow_order
-from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, without
+from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, stages_of_part, without
 from placewise.problem import Problem
 from placewise.simulator.throughput import throughput_loads
 
@@ -75,7 +75,7 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     With replicas, a stage may take several devices of a kind. With samples in flight (1f1b) the search runs from the
     last stage to the first, so that it knows how many devices come after a stage, and what it has to hold. That is
     exact where nodes are in a row; where branches may be stages side by side, it is too much for some: plans are found
-    so, but the bound is for one sample, and parts have to close the rest.
+    so, but the bound is for the samples that a stage holds for sure, and parts close the rest.
 
     The paper ties units that only run backward to where their twins would run forward. Here they may be anywhere, as
     the simulator allows. Such free units, and of many nodes the lightest, are left out at first (`stages.without`) and
@@ -122,14 +122,16 @@ def _part_by_part(problem: Problem, ctx: Context) -> None:
 
     A part is the problem with units that must, or must not, be on some device. If it has no pipeline that is charged
     less than the best plan costs, it is done with; else that pipeline is tried, and the part divided where it was
-    charged too little. So all parts end, with all units fixed if need be. If none is left, the best is proved.
+    charged too little: a unit is there, or on none of the devices that are alike, as these can change places. So all
+    parts end, with all units fixed if need be. If none is left, the best is proved.
     """
-    left, looked = [problem], 0
-    if (stages_of(problem).kinds.most > 1).any():  # who repeats whom depends on who is alike, which fixing would change
-        return
+    left, looked, every = [problem], 0, np.arange(problem.num_devices)
+    shared = problem.cluster.has_shared_channels and problem.execution.contention == "channel"  # by some that are alike
     while left and ctx.lower_bound < ctx.best_value * (1 - CLOSE):
         part, looked = left[-1], looked + 1
-        stages = below(stages_of(part), ctx.best_value).unchained()
+        stages = below(stages_of_part(part, problem), ctx.best_value)
+        if not stages.in_a_row:
+            stages = stages.unchained(_after(stages))
         if looked > _MOST_PARTS or ctx.should_stop() or math.prod(n + 1 for n in digits(stages)) > _MOST_SETS:
             return
         ctx.spend(min(stages.num_nodes, ctx.evaluations_left))  # about as long
@@ -150,12 +152,33 @@ def _part_by_part(problem: Problem, ctx: Context) -> None:
         open_units = np.flatnonzero(choice.sum(axis=1) > 1)
         if len(open_units):
             unit = open_units[_undercharged(problem, placement)[open_units].argmax()]
-            here = np.arange(problem.num_devices) == placement[problem.first_of_unit[unit]]
-            for may in (~here, here):
-                seconds = np.where((problem.unit == unit)[:, None] & ~may, np.inf, part.costs.seconds)
-                left.append(replace(part, costs=Costs.create(seconds)))
+            here = placement[problem.first_of_unit[unit]]
+            alike = next(devices for devices in stages.kinds.devices if here in devices)
+            for may in (~np.isin(every, [here] if shared else alike), every == here):
+                if choice[unit, may].any():
+                    seconds = np.where((problem.unit == unit)[:, None] & ~may, np.inf, part.costs.seconds)
+                    left.append(replace(part, costs=Costs.create(seconds)))
     if not left and ctx.best is not None:
         ctx.bound(ctx.best_value * (1 - CLOSE))
+
+
+def _after(stages: Stages) -> Whole:
+    """[K] how many devices surely come after a stage, where a kind is one device, as far as nodes can only be there."""
+    able: NDArray[np.bool_] = np.isfinite(stages.compute[:, :, 0])
+    alone = np.array([len(devices) == 1 for devices in stages.kinds.devices])
+    fixed = able & alone & (able.sum(axis=1) == 1)[:, None]
+    beyond = np.zeros_like(fixed)
+    order = np.argsort(dataflow_order(stages.tail, stages.head, np.arange(stages.num_nodes)))
+    after_ptr, after = lists(stages.tail, stages.head, stages.num_nodes)
+    for v in order[::-1].tolist():
+        following = after[after_ptr[v] : after_ptr[v + 1]]
+        beyond[v] = (beyond[following] | fixed[following]).any(axis=0)
+    flows = np.array([beyond[mine].any(axis=0) for mine in fixed.T])
+    np.fill_diagonal(flows, False)
+    total = np.zeros(len(flows), np.int64)
+    for _ in range(len(flows) - 1):
+        total = np.where(flows, total + 1, 0).max(axis=1)
+    return total
 
 
 def _undercharged(problem: Problem, placement: Ints) -> NDArray[np.float64]:

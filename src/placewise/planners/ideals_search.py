@@ -29,7 +29,7 @@ from placewise.planners.ideals_kernel import (
     packed,
     unpacked,
 )  # fmt: skip
-from placewise.planners.stages import Stages, Whole
+from placewise.planners.stages import Kinds, Stages, Whole
 
 CLOSE: Final = 5e-10  # relative; what is nearer is the same
 _NO_LIMIT: Final = 1 << 62
@@ -40,8 +40,16 @@ Stage = tuple[NDArray[np.bool_], int]  # the nodes, the kind of device; how many
 
 
 def digits(stages: Stages) -> list[int]:
-    """The most of everything that partial pipelines are told apart by: devices of each kind in use."""
-    return [len(devices) for devices in stages.kinds.devices]
+    """The most of everything that partial pipelines are told apart by: devices in use of each pool, then stages.
+
+    Stages are counted where a kind has only some devices of a pool to begin with.
+    """
+    kinds = stages.kinds
+    return [*kinds.pools.tolist(), *(len(kinds.devices[k]) for k in _counted(kinds))]
+
+
+def _counted(kinds: Kinds) -> list[int]:
+    return [k for k, devices in enumerate(kinds.devices) if len(devices) < kinds.pools[kinds.pool[k]]]
 
 
 class Search:
@@ -88,14 +96,19 @@ class Search:
         step = np.concatenate([[1], np.cumprod(most + 1)[:-1]]).astype(np.int64)
         self._sets = sets = int((most + 1).prod())
         self._words = -(-sets // 64)
-        in_use = np.arange(sets)[:, None] // step % (most + 1)  # [sets, K]
-        spare = np.maximum((most_devices or sets) - in_use.sum(axis=1), 0)
-        free = np.minimum(most - in_use, spare[:, None])
-        self._options, self._may_add = self._ways(step, free, in_use.sum(axis=1))
+        in_use = np.arange(sets)[:, None] // step % (most + 1)  # [sets, digits]
+        pool, pools = stages.kinds.pool, len(stages.kinds.pools)
+        devices = in_use[:, :pools].sum(axis=1)
+        free = most - in_use
+        free[:, :pools] = np.minimum(free[:, :pools], np.maximum((most_devices or sets) - devices, 0)[:, None])
+        self._options, self._may_add = self._ways(step, free, devices)
+        free = free[:, :pools]
         # What is left to do must fit into the time, and the memory, of the devices that are left.
         weights, self._supply = [], []
         for p in range(phases + (phases > 1)):
-            work = np.minimum(compute[:, :, p] if p < phases else compute.sum(axis=2), NEVER)
+            work = np.full((n, pools), NEVER)
+            for k, seconds in enumerate((compute[:, :, p] if p < phases else compute.sum(axis=2)).T):
+                work[:, pool[k]] = np.minimum(work[:, pool[k]], seconds)
             price = prices(work)
             weights.append(np.floor((work * price).min(axis=1)).astype(np.int64))
             self._supply.append((p, (free * price).sum(axis=1)))
@@ -103,7 +116,9 @@ class Search:
             # All that a step holds, shared by replicas, each of which needs the rest too: at least as much as on one.
             more = (stages.flight.step - 1) * stages.flight.drains
             weights.append(need[:, 0] + more * _floor(stages.keep, byte))
-            self._supply.append((-1, (free * self._room).sum(axis=1)))
+            room = np.zeros(pools, np.int64)
+            room[pool] = self._room
+            self._supply.append((-1, (free * room).sum(axis=1)))
         columns = [compute.reshape(n, kinds * phases), need]
         self._layout = np.array([int(costs.sum()) if held else -1, -1, -1])
         if stages.weight.any():
@@ -138,14 +153,17 @@ class Search:
 
     def _ways(self, step: Whole, free: Whole, in_use: Whole) -> tuple[Whole, NDArray[np.uint64]]:
         """What devices a stage may get, [W, 5] (see KIND), and after which sets of devices, as bits."""
-        stages, ways, after = self._stages, [], []
-        for k, most in enumerate(stages.kinds.most.tolist()):
+        stages, kinds, ways, after = self._stages, self._stages.kinds, [], []
+        counter = {k: len(kinds.pools) + i for i, k in enumerate(_counted(kinds))}
+        for k, (pool, most) in enumerate(zip(kinds.pool.tolist(), kinds.most.tolist(), strict=True)):
+            begins, one = (free[:, counter[k]] > 0, step[counter[k]]) if k in counter else (True, 0)
+            later = in_use if stages.after is None else np.full_like(in_use, stages.after[k])
             for r in range(1, most + 1):
-                latency = int(_floor(np.array((r - 1) * stages.kinds.latency[k]), self._second))
-                samples = stages.flight.samples(in_use + r, r) if stages.keeps else np.ones_like(in_use)
+                latency = int(_floor(np.array((r - 1) * kinds.latency[k]), self._second))
+                samples = stages.flight.samples(later + r, r) if stages.keeps else np.ones_like(in_use)
                 for s in np.unique(samples).tolist():
-                    ways.append((k, r, s, r * int(step[k]), min(latency, NEVER)))
-                    after.append(packed((free[:, k] >= r) & (samples == s), self._words))
+                    ways.append((k, r, s, r * int(step[pool]) + int(one), min(latency, NEVER)))
+                    after.append(packed((free[:, pool] >= r) & begins & (samples == s), self._words))
         return np.array(ways, np.int64), np.concatenate(after)
 
     @property

@@ -2,10 +2,10 @@
 
 A node is what must stay together: a unit, or units among which forward data flows in circles. What a stage costs its
 device is then a matter of the set of its nodes alone, if a message costs its sender and its reader the same wherever
-the other end is. Where links differ, the cheapest end counts; where a sender pays for each device that reads, one does;
-shared channels are left out. So a stage never costs more than the simulator says, and what is proved with these costs
-holds. They are exact for equal links, if sends are staged or a message has one reader. They are those of a stage on one
-device; replicas divide them.
+the other end is. Where links differ, the cheapest end counts, or the dearest of readers that are elsewhere for sure;
+where a sender pays for each device that reads, one does; shared channels are left out. So a stage never costs more than
+the simulator says, and what is proved with these costs holds. They are exact for equal links, if sends are staged or a
+message has one reader. They are those of a stage on one device; replicas divide them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Kinds:
     """Devices that can change places and nothing changes are of one kind."""
 
     devices: tuple[tuple[int, ...], ...]  # [K]
+    pool: Whole  # [K] whose devices may repeat the stage; kinds of one pool differ in what may be there to begin with
+    pools: Whole  # [pools] devices, among them those where nothing may be to begin with
     room: Floats  # [K] bytes
     tariff: Whole  # [K] which column of transfer times holds; kinds of equal links share one
     most: Whole  # [K] how many devices may have the same stage and share its load
@@ -75,6 +77,7 @@ class Stages:
     reader: Whole  # [R]
     kinds: Kinds
     flight: Flight
+    after: Whole | None  # [K] devices that come after a stage for sure; all that do are counted where this is None
     overlap: bool
     roomy: bool  # whether everything fits on any one device
 
@@ -95,8 +98,8 @@ class Stages:
 
     @property
     def chained(self) -> bool:
-        """Whether these are the more the more devices come after it."""
-        return self.keeps and not self.flight.drains
+        """Whether these are the more the more devices come after it, which are counted."""
+        return self.keeps and not self.flight.drains and self.after is None
 
     @property
     def most_samples(self) -> int:
@@ -109,9 +112,13 @@ class Stages:
         row = np.argsort(dataflow_order(self.tail, self.head, np.arange(self.num_nodes)))
         return bool(np.isin(row[:-1] * self.num_nodes + row[1:], self.tail * self.num_nodes + self.head).all())
 
-    def unchained(self) -> Stages:
-        """A relaxation: each stage has the memory that it would have as the last."""
-        return replace(self, keep=0 * self.keep, keep_copy=0 * self.keep_copy) if self.chained else self
+    def unchained(self, after: Whole | None = None) -> Stages:
+        """A relaxation: each stage has the memory that it would have as the last, or with those `after` it only."""
+        if not self.chained:
+            return self
+        if after is None or not after.any():
+            return replace(self, keep=0 * self.keep, keep_copy=0 * self.keep_copy)
+        return replace(self, after=after)
 
     def fused(self, label: Whole) -> Stages:
         """The same with nodes of one label fused, numbered by label, and those that forward data then circles among."""
@@ -177,16 +184,32 @@ class Stages:
 def stages_of(problem: Problem) -> Stages:
     """The nodes of a problem, fused as far as no plan gets worse by it; made once."""
     if "stages" not in problem.derived:
-        problem.derived["stages"] = without_detours(_plain(problem))
+        problem.derived["stages"] = without_detours(_plain(problem, problem))
     found: Stages = problem.derived["stages"]
     return found
 
 
-def _plain(problem: Problem) -> Stages:
+def stages_of_part(part: Problem, problem: Problem) -> Stages:
+    """The same of a problem some of whose units must, or must not, be on some device, which tells devices apart.
+
+    That is where they are put; any device that is alike in the whole problem may repeat their stage.
+    """
+    return without_detours(_plain(part, problem))
+
+
+def _plain(problem: Problem, original: Problem) -> Stages:
     graph, execution, unit = problem.graph, problem.execution, problem.unit.astype(np.int64)
     place = np.empty(problem.num_units, np.int64)
     place[program(problem)[0]] = np.arange(problem.num_units)
-    kinds = devices_by_kind(problem)
+    original = original if execution.replicate else problem  # without replicas it is no matter who was alike
+    pools = devices_by_kind(original)
+    pool_of = {d: p for p, devices in enumerate(pools) for d in devices}
+    groups: dict[tuple[int, int], list[int]] = {}  # those that are alike now as they were then
+    for k, devices in enumerate(devices_by_kind(problem)):
+        for d in devices:
+            groups.setdefault((k, pool_of[d]), []).append(d)
+    kinds, of = tuple(map(tuple, groups.values())), np.array([p for _, p in groups])
+    used, pool = np.unique(of, return_inverse=True)
     one = [group[0] for group in kinds]
     back = (graph.phase > 0).astype(np.int64)
     phases = 2 if execution.pipeline == "gpipe" and back.any() else 1
@@ -233,11 +256,11 @@ def _plain(problem: Problem) -> Stages:
     most = need.sum() + graph.scratch.max(initial=0.0) + whole["copy"].sum()
     many = flight(problem)
     most += (many.step if many.drains else problem.num_devices) * (kept.sum() + whole["keep_copy"].sum())
-    cost = exchange(problem)
+    cost, most_of = exchange(original), np.array(most_replicas(original), np.int64)
     plain = Stages(
-        node=place, overlap=execution.overlap, flight=many, kinds=Kinds(
-            kinds, problem.capacity[one], tariff[1].reshape(-1), np.array(most_replicas(problem), np.int64),
-            cost.per_byte, cost.latency,
+        node=place, overlap=execution.overlap, flight=many, after=None, kinds=Kinds(
+            kinds, pool, np.array([len(pools[p]) for p in used]), problem.capacity[one], tariff[1].reshape(-1),
+            most_of[of], cost.per_byte[of], cost.latency[of],
         ),
         compute=np.empty((0, len(one), phases)), need=np.empty(0), scratch=np.empty(0), weight=np.empty(0),
         keep=np.empty(0),
@@ -256,19 +279,20 @@ def _transfer_times(
     problem: Problem, kinds: tuple[tuple[int, ...], ...], producer: Whole, size: Floats, message: Whole
 ) -> tuple[Floats, Floats]:
     """[M, K] the least that a message costs its sender, and its reader, on each kind of device."""
-    cluster, allowed = problem.cluster, problem.allowed
-    sent_from = allowed[producer]
-    read_on = np.zeros((len(producer), problem.num_devices), np.bool_)
-    np.logical_or.at(read_on, message, allowed[problem.graph.consumers])
+    cluster, sent_from, readers = problem.cluster, problem.allowed[producer], problem.allowed[problem.graph.consumers]
     send, receive = np.full((2, len(producer), len(kinds)), np.inf)
     for k, (d, *_) in enumerate(kinds):
+        to_reader = np.full(len(message), np.inf)
         for other in range(problem.num_devices):
             if other != d:
                 there, back = (
                     cluster.latency[a, b] + size * cluster.seconds_per_byte[a, b] for a, b in ((d, other), (other, d))
                 )
-                send[:, k] = np.where(read_on[:, other], np.minimum(send[:, k], there), send[:, k])
+                to_reader = np.where(readers[:, other], np.minimum(to_reader, there[message]), to_reader)
                 receive[:, k] = np.where(sent_from[:, other], np.minimum(receive[:, k], back), receive[:, k])
+        np.minimum.at(send[:, k], message, to_reader)
+        away = ~readers[:, d]  # wherever the sender's stage ends
+        np.maximum.at(send[:, k], message[away], to_reader[away])
         if not cluster.devices[d].copies:
             send[:, k] = receive[:, k] = 0.0
     # Where the other end can be nowhere else, the message never leaves the device.

@@ -34,7 +34,6 @@ from placewise.report.table import (
     describe_profile,
     describe_what_if,
     fullest_device,
-    table,
 )
 from placewise.report.what_if import WhatIf
 from placewise.simulator import simulate
@@ -279,12 +278,25 @@ def test_the_rows_of_a_comparison(run, tmp_path):
     assert lines[0] == "three on cluster: latency of 3 ops, 2 devices. No plan is below 1.50 s."
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
     assert rows == [
-        ["> split", "2.00 s", "25.0%", "a 50%", "0.2", "1,234"],
-        ["one", "3.00 s", "50.0%", "a 75%", "0.2", "1,234"],
+        ["> split", "2.00 s", "25.0%", "a 50.0%", "0.2", "1,234"],
+        ["one", "3.00 s", "50.0%", "a 75.0%", "0.2", "1,234"],
         ["* slow", "4.00 s", "62.5%", "a 0%", "0.2", "1,234"],
         ["- shy", "-", "-", "-", "-", "-"],
     ]
     assert lines[-3:] == ["> the best", "* one device alone is better: 3.00 s", "- shy: does not apply"]
+
+
+def test_what_is_as_good_as_the_best_is_told_from_it():
+    """Two of the three are tied."""
+    graph = GraphBuilder("one")
+    graph.op("x", kind="op")
+    problem = Problem(graph.graph(), full_mesh([Device("a"), Device("b")], 1.0), Costs.create([[1.0, 2.0]]))
+    plans = [Plan(problem, np.array([0], np.int32), None, value, 1.0, name, "0") for value, name in
+             [(1.0, "first"), (1.0, "second"), (1.0004, "third")]]  # fmt: skip
+    told = describe_comparison([Outcome(plan.planner, plan) for plan in plans], one_device=9.0)
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in told.splitlines() if line.startswith("|")][2:]
+    assert rows == [["> first", "1.00 s", "optimal"], ["= second", "1.00 s", "optimal"], ["third", "1.00 s", "<0.1%"]]
+    assert told.endswith("\n\n> the best\n= as good as the best")
 
 
 def test_the_fullest_device_of_unlimited_ones_is_told_in_bytes():
@@ -292,14 +304,6 @@ def test_the_fullest_device_of_unlimited_ones_is_told_in_bytes():
     graph.op("x", kind="op", resident=2048.0)
     problem = Problem(graph.graph(), full_mesh([Device("a"), Device("b")], 1.0), Costs.create([[1.0, 1.0]]))
     assert fullest_device(simulate(problem, [1])) == "b 2.00 KiB"
-
-
-def test_long_names_keep_their_ends():
-    (row,) = table(["name", "time"], "lr", [["model.layers.31." + "x" * 80 + ".down_proj", "1 s"]]).splitlines()[2:]
-    assert len(row) == 80
-    assert row.startswith("| model.la")
-    assert "…" in row
-    assert ".down_proj |" in row
 
 
 def test_what_is_read_is_not_overwritten(run, plan, problem):
@@ -418,6 +422,10 @@ def test_what_gains_most_is_said():
         "What gains most: one more like gpu (25.0% less) and links twice as fast (5.0% less); "
         "all else gains less than 1 %."
     )
+    many = [*rows, ("1 GiB more: cpu", 3.7), ("one more like cpu", 3.6), ("two more", 2.0)]
+    told = " ".join(describe_what_if(made, [WhatIf(change, 4.0, value) for change, value in many]).split())
+    assert all(f"({share} less)" in told for share in ("50.0%", "25.0%", "10.0%", "7.5%", "5.0%"))
+    assert "others" not in told
     told = describe_what_if(made, [WhatIf(change, 4.0, 4.0) for change, _ in rows])
     assert told.endswith("None of these changes gains 1 %: what limits the plan is elsewhere.")
 
@@ -447,6 +455,7 @@ def test_check(run, plan):
     facts = json.loads(run("check", plan, "--json").out)
     assert {finding["verdict"] for finding in facts["findings"]} <= {"holds", "on trust"}
     assert {"placement", "value"} <= {finding["claim"] for finding in facts["findings"]}
+    assert re.search(r"\| memory of gpu +\| +limit 100 B \| +[\d.]+ B \| holds ", result.out)
 
 
 def test_explain_a_pipeline(run, problem):

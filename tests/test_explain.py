@@ -50,8 +50,8 @@ def test_a_chain_over_two_devices_is_compute_and_transfer():
     assert why.by_kind == {"compute": 3.0, "transfer": 3.0, "waiting for device": 0.0, "waiting for channel": 0.0}
     assert list(why.by_module) == ["net.*"]
     assert why.verdict == (
-        "Compute is 50% of the chain of steps that ends last (transfers 50%): on b 33% and a 17%. "
-        "The busiest device is b, 33% of the run; the busiest channel is a->b, 50%."
+        "Compute is 50.0% of the chain of steps that ends last (transfers 50.0%): on b 33.3% and a 16.7%. "
+        "The busiest device is b, 33.3% of the run; the busiest channel is a->b, 50.0%."
     )
     assert why.runs == (Run("a", 1, "x", "x"), Run("b", 1, "y", "y"))
     assert why.transfers == (Moved("x", "y", "a->b", 3.0, 3.0),)
@@ -72,7 +72,7 @@ def test_runs_and_transfers_are_named():
         ("op2", "op3", 8.0),
         ("op4", "op5", 2.0),
     ]
-    assert why.verdict.startswith("Transfers are 62% of the chain of steps that ends last (compute 38%): ")
+    assert why.verdict.startswith("Transfers are 62.5% of the chain of steps that ends last (compute 37.5%): ")
 
 
 def test_a_contiguous_plan_is_told_stage_by_stage():
@@ -356,8 +356,8 @@ def test_a_chain_over_many_places_is_told_by_what_it_does():
         tensor = build.op(f"op{i}", kind="op", inputs=tensor, outputs=[4.0])
     problem = a_problem(build.graph(), np.ones((20, 20)), full_mesh([Device(f"d{i}") for i in range(20)], 1.0))
     assert explain(simulate(problem, range(20))).verdict.startswith(
-        "Transfers are 79% of the chain of steps that ends last (compute 21%): "
-        "on d0->d1 4%, d1->d2 4%, d2->d3 4% and 16 others. "
+        "Transfers are 79.2% of the chain of steps that ends last (compute 20.8%): "
+        "on d0->d1 4.2%, d1->d2 4.2%, d2->d3 4.2% and 16 others. "
     )
 
 
@@ -374,8 +374,8 @@ def test_waits_name_what_is_waited_for():
     why = explain(simulate(a_problem(build.graph(), seconds[:4], cluster), [0, 0, 0, 1], range(4)))
     assert why.waited_for == {"net.big": 5.0, "net.small": 3.0}
     assert why.verdict.startswith(
-        "Waits are 57% of the chain of steps that ends last (compute 14%, transfers 29%), all for a. "
-        "It waits for work of net.big 62% and net.small 38%. "
+        "Waits are 57.1% of the chain of steps that ends last (compute 14.3%, transfers 28.6%), all for a. "
+        "It waits for work of net.big 62.5% and net.small 37.5%. "
     )
     build.op("z", kind="op", inputs=build.op("w", kind="op", outputs=[40.0], op_modules="net.wide"))
     why = explain(simulate(a_problem(build.graph(), seconds, cluster), [1, 1, 0, 1, 2, 1], [4, 2, 0, 1, 5, 3]))
@@ -391,8 +391,8 @@ def test_a_device_that_keeps_the_order_may_have_nothing_to_do():
     build.op("ready", kind="op")
     problem = a_problem(build.graph(), [[1, 1], [1, 1], [5, 5]], two_devices())
     why = explain(simulate(problem, [0, 1, 1], [0, 1, 2]))
-    assert why.verdict.startswith("Waits are 69% of the chain of steps that ends last (compute 31%), all for b. ")
-    assert "In 62% the device has nothing to do, for its next op waits, too. " in why.verdict
+    assert why.verdict.startswith("Waits are 68.8% of the chain of steps that ends last (compute 31.3%), all for b. ")
+    assert "In 62.5% the device has nothing to do, for its next op waits, too. " in why.verdict
 
 
 def test_what_is_waited_for_is_as_long_as_the_waits():

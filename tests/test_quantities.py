@@ -3,7 +3,7 @@ import math
 import pytest
 
 from placewise.errors import InvalidInput
-from placewise.quantities import format_bytes, format_seconds, parse_quantity
+from placewise.quantities import format_bytes, format_change, format_seconds, format_share, parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,38 @@ def test_format_bytes(count, text):
 )
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0%"),
+        (1e-12, "<0.1%"),
+        (5e-4, "0.1%"),
+        (0.042, "4.2%"),
+        (0.3125, "31.3%"),  # as a browser rounds
+        (0.42, "42.0%"),
+        (0.99951, "100%"),
+        (1.0, "100%"),
+        (1.5, "150.0%"),
+        (math.nan, "-"),
+    ],
+)
+def test_format_share(share, text):
+    assert format_share(share) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "text"),
+    [
+        (1.2891, 1.0, "+28.9%"),
+        (0.705, 1.0, "-29.5%"),
+        (1.0 + 1e-12, 1.0, "0%"),
+        (1.0001, 1.0, "<0.1%"),
+        (5.0, 0.0, "0%"),
+        (1234.0, 1.0, "x 1.23e+03"),
+        (math.inf, 1.0, "x inf"),
+    ],
+)
+def test_format_change(value, before, text):
+    assert format_change(value, before) == text

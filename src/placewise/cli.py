@@ -82,14 +82,14 @@ def main() -> None:
     try:
         app(prog_name="placewise")
     except PlacewiseError as error:
-        terminal.say(_on_one_line(f"error: {error}"))
+        terminal.say(terminal.printable(f"error: {error}"))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:  # before a command has begun
         terminal.say("interrupted: there is no result yet")
         sys.exit(130)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"
-        terminal.say(_on_one_line(f"error: {what}"))
+        terminal.say(terminal.printable(f"error: {what}"))
         sys.exit(1)
     except Exception as error:
         frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -100,11 +100,6 @@ def main() -> None:
             "set NUMBA_CACHE_DIR to an empty folder that you may write to"
         )
         sys.exit(1)
-
-
-def _on_one_line(text: str) -> str:
-    """A file may be called anything, but not break the line or steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _press_again(lost: Any) -> None:

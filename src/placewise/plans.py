@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from placewise.costs import LABELS
 from placewise.errors import InvalidInput
 from placewise.graph import Graph, Ints
 from placewise.problem import Problem
-from placewise.quantities import format_bytes, format_seconds
+from placewise.quantities import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,10 +25,17 @@ if TYPE_CHECKING:
     from placewise.offload import Offload
     from placewise.simulator.timeline import Timeline
 
+_OPTIMAL: Final = 1e-9  # a gap that is rounding
+
 
 def gap_of(value: float, lower_bound: float) -> float:
     """How far above the lower bound a value is, as a share of the value."""
     return max(0.0, 1.0 - lower_bound / value) if value > 0 else 0.0
+
+
+def format_gap(gap: float) -> str:
+    """For people: "gap 42.0%", or "optimal"."""
+    return "optimal" if gap <= _OPTIMAL else f"gap {format_share(gap)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +67,7 @@ class Plan:
                 object.__setattr__(self, name, array)
 
     def __repr__(self) -> str:
-        return f"<Plan of {self.problem!r} by {self.planner}: {self.value} s, gap {self.gap:.1%}>"
+        return f"<Plan of {self.problem!r} by {self.planner}: {self.value} s, {format_gap(self.gap)}>"
 
     @property
     def gap(self) -> float:
@@ -70,7 +77,7 @@ class Plan:
     @property
     def is_optimal(self) -> bool:
         """Whether no plan can be better."""
-        return self.gap <= 1e-9
+        return self.gap <= _OPTIMAL
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -176,7 +183,7 @@ class Plan:
         lines = [
             f"{self.problem.graph.name} on {self.problem.cluster.name}, {self.problem.objective}, by {self.planner}",
             f"  {format_seconds(self.value)}; "
-            f"no plan takes less than {format_seconds(self.lower_bound)} (gap {self.gap:.1%})",
+            f"no plan takes less than {format_seconds(self.lower_bound)} ({format_gap(self.gap)})",
         ]
         for d, device in enumerate(self.problem.cluster.devices):
             ops = int((self.placement == d).sum())

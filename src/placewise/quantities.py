@@ -1,4 +1,4 @@
-"""Quantities for people: "24GiB", "16 GB/s", "5us" in; "22.4 GiB", "3.18 ms" out. Inside, everything is SI."""
+"""Quantities for people: "24GiB", "16 GB/s", "5us" in; "22.4 GiB", "3.18 ms", "+28.9%" out. Inside, all is SI."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _UNITS = {
     "FLOP per second": _FLOPS | {unit.replace("FLOPS", "FLOP/s"): factor for unit, factor in _FLOPS.items()},
     "seconds": _SECONDS,
 }
+_SAME: Final = 1e-9  # relative; what rounding may amount to
 _THREE = Context(prec=3, rounding=ROUND_HALF_UP)  # as a browser rounds, which shows the same numbers
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf)\s*([^\d\s]*)\s*$")
 
@@ -77,6 +78,25 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) * factor >= 0.9995 or unit == "ns":
             break
     return "0 s" if seconds == 0 else f"{_three_digits(seconds * factor)} {unit}"
+
+
+def format_share(share: float) -> str:
+    """Percent with one decimal; only nothing is "0%", and "<0.1%" is nearly so."""
+    if not math.isfinite(share):
+        return "-"
+    if 0 < abs(share) < 5e-4:
+        return "<0.1%"
+    tenths = math.floor(1000 * share + 0.5)  # as a browser rounds
+    return f"{tenths / 1000:.0%}" if tenths in (0, 1000) else f"{tenths / 10:.1f}%"
+
+
+def format_change(value: float, before: float) -> str:
+    """How much more or less it is than before, as a share of that; many times as much as a factor."""
+    change = value / before - 1 if before else 0.0
+    if change >= 100:
+        return f"x {change + 1:.3g}"
+    share = format_share(abs(change) if abs(change) > _SAME else 0.0)
+    return share if share in ("0%", "<0.1%", "-") else f"{'-' if change < 0 else '+'}{share}"
 
 
 def _three_digits(value: float) -> str:

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from placewise.learned import training
 
 
+def printable(text: str) -> str:
+    """A name may hold any characters, but not break the line, steer the terminal or turn the text around."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def say(text: str) -> None:
     """Talk, which is not the result."""
-    print(text, file=sys.stderr, flush=True)
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 say_once = cache(say)
@@ -40,10 +45,11 @@ def planning() -> Iterator["Callable[[Progress], None]"]:
     from rich.console import Console
     from rich.text import Text
 
+    from placewise.plans import format_gap
     from placewise.quantities import format_seconds
 
     def line(now: "Progress") -> str:
-        gap = f"  gap {now.gap:.1%}" if now.value < math.inf else ""
+        gap = f"  {format_gap(now.gap)}" if now.value < math.inf else ""
         name = now.planner if len(now.planner) <= NAME else f"…{now.planner[1 - NAME :]}"
         return (
             f"best {format_seconds(now.value)}  bound {format_seconds(now.lower_bound)}{gap}  {now.seconds:.1f} s"
@@ -57,7 +63,7 @@ def planning() -> Iterator["Callable[[Progress], None]"]:
     console = Console(stderr=True)
 
     def in_one_line(now: "Progress") -> Text:
-        text = Text(line(now))
+        text = Text(printable(line(now)))
         text.truncate(console.width - 2, overflow="ellipsis")  # beside the spinner
         return text
 
@@ -107,9 +113,10 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     from rich.console import Console
+    from rich.text import Text
 
     with Console(stderr=True).status(what) as status:
-        yield status.update
+        yield lambda text: status.update(Text(printable(text)))
 
 
 @contextmanager
@@ -123,11 +130,13 @@ def counting(what: str) -> Iterator["Callable[[measure.Progress], None]"]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=None)
-        yield lambda now: bar.update(task, completed=now.done, total=now.wanted, description=now.signature[:40])
+        yield lambda now: bar.update(
+            task, completed=now.done, total=now.wanted, description=printable(now.signature)[:40]
+        )
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------

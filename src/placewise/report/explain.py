@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from placewise.graph import Ints
-from placewise.quantities import format_bytes, format_seconds
+from placewise.quantities import format_bytes, format_seconds, format_share
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
 from placewise.simulator.bounds import lower_bound, made_of
@@ -30,7 +30,7 @@ NEARLY_FULL: Final = 0.95  # of a device's memory
 NEARLY_ALL: Final = 0.8  # of the time
 SAME: Final = 1e-9  # as a share: what differs by less than rounding does
 LEVEL: Final = 0.02  # as a share: loads that differ by less are level
-TOLD: Final = 0.005  # of the whole: less is 0%
+TOLD: Final = 0.005  # of the whole: less is not worth a word
 NAMED: Final = 3  # of many, in a sentence
 _WORDS: Final = dict(zip(KINDS, ("compute", "transfers", "waits", "waits"), strict=True))
 _PHASES: Final = (" forward", " backward", "")
@@ -127,7 +127,7 @@ class Explanation:
     stretches: tuple[Stretch, ...]
     loads: tuple[Load, ...]
     pace_modules: dict[str, float]  # seconds per sample on the first load that sets the pace, the largest first
-    fullest: Fullest | None  # None where no memory is limited
+    fullest: Fullest | None  # None where no memory is limited, or none is used
     bound_parts: dict[str, float]
     bound_made_of: dict[str, dict[str, float]]  # each part, split by what it is owed to
 
@@ -178,25 +178,27 @@ def _spent(places: dict[str, dict[str, float]], waited_for: dict[str, float], id
     sums = {what: sum(seconds.values()) for what, seconds in places.items()}
     total = sum(sums.values())
     most = max(sums, key=lambda what: sums[what])
-    others = [f"{what} {part / total:.0%}" for what, part in sums.items() if what != most and part >= TOLD * total]
+    others = [
+        f"{what} {format_share(part / total)}" for what, part in sums.items() if what != most and part >= TOLD * total
+    ]
     besides = f" ({', '.join(others)})" if others else ""
     where = sorted(((name, part) for name, part in places[most].items() if part >= TOLD * total), key=lambda p: -p[1])
-    said = f"{most.capitalize()} {'is' if most == 'compute' else 'are'} {sums[most] / total:.0%}"
+    said = f"{most.capitalize()} {'is' if most == 'compute' else 'are'} {format_share(sums[most] / total)}"
     said += f" of the chain of steps that ends last{besides}"
     before = "for " if most == "waits" else "on "
     if len(where) == 1:
         yield f"{said}, all {before}{where[0][0]}."
     else:
-        yield f"{said}: {before}{in_a_row([f'{name} {seconds / total:.0%}' for name, seconds in where])}."
+        yield f"{said}: {before}{in_a_row([f'{name} {format_share(seconds / total)}' for name, seconds in where])}."
     if most != "waits":
         return
     used = sum(waited_for.values())
     if used > 0:
-        by = [f"{module} {seconds / used:.0%}" for module, seconds in waited_for.items()]
+        by = [f"{module} {format_share(seconds / used)}" for module, seconds in waited_for.items()]
         by = by if len(by) > 1 else list(waited_for)
         yield f"It waits for work of {in_a_row(by)}."
     if idle >= TOLD * total:
-        yield f"In {idle / total:.0%} the device has nothing to do, for its next op waits, too."
+        yield f"In {format_share(idle / total)} the device has nothing to do, for its next op waits, too."
 
 
 def _pace(loads: tuple[Load, ...], modules: dict[str, float]) -> Iterator[str]:
@@ -215,12 +217,12 @@ def _pace(loads: tuple[Load, ...], modules: dict[str, float]) -> Iterator[str]:
     if level:
         verb = "is" if len(level) == 1 else "are"
         within = max(below[load] for load in level)
-        said += f"; {in_a_row([load.where for load in level])} {verb} within {max(within, 1e-3):.1%} of it"
+        said += f"; {in_a_row([load.where for load in level])} {verb} within {format_share(max(within, 1e-3))} of it"
     if level and not any(load.compute for load in lower):
         said += ": balanced"
     elif lower:
         after = min(lower, key=lambda load: below[load])
-        said += f"; next comes {after.where}, with {format_seconds(after.total)}, {below[after]:.1%} less"
+        said += f"; next comes {after.where}, with {format_seconds(after.total)}, {format_share(below[after])} less"
     yield said + "."
     if len(modules) > 1:
         first = [f"{name} ({format_seconds(seconds)})" for name, seconds in list(modules.items())[:NAMED]]
@@ -232,11 +234,11 @@ def _phase(load: Load) -> str:
     return next(phase for phase in _PHASES if load.where.endswith(phase))
 
 
-def in_a_row(names: Sequence[str]) -> str:
+def in_a_row(names: Sequence[str], most: int = NAMED) -> str:
     """ "a, b and c"; "gpu0 to gpu7" of names that count up; of many others the first, and how many more."""
     names = list(_counted_up(names))
-    if len(names) > NAMED + 1:
-        names = [*names[:NAMED], f"{len(names) - NAMED} others"]
+    if len(names) > most + 1:
+        names = [*names[:most], f"{len(names) - most} others"]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
@@ -256,11 +258,11 @@ def _busiest(timeline: Timeline) -> str:
     cluster = timeline.problem.cluster
     device = int(timeline.busy.argmax())
     share = timeline.busy[device] / timeline.makespan
-    said = f"The busiest device is {cluster.device_names[device]}, {share:.0%} of the run"
+    said = f"The busiest device is {cluster.device_names[device]}, {format_share(share)} of the run"
     if timeline.channel_busy.any():
         channel = int(timeline.channel_busy.argmax())
         share = timeline.channel_busy[channel] / timeline.makespan
-        said += f"; the busiest channel is {cluster.channels[channel]}, {share:.0%}"
+        said += f"; the busiest channel is {cluster.channels[channel]}, {format_share(share)}"
     return said + "."
 
 
@@ -293,7 +295,7 @@ def what_fills(timeline: Timeline, fullest: Fullest, named: bool = True) -> str:
 def _fullest(timeline: Timeline) -> Fullest | None:
     problem, capacity = timeline.problem, timeline.problem.capacity
     limited = np.flatnonzero(np.isfinite(capacity) & (capacity > 0))
-    if not len(limited):
+    if not timeline.peak[limited].any():
         return None
     d = int(limited[(timeline.peak[limited] / capacity[limited]).argmax()])
     weights = float(problem.graph.resident_bytes[timeline.placement == d].sum())

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from textwrap import fill
+from itertools import accumulate, groupby, takewhile
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
-from placewise.certificate import NO_CLAIM, Finding
+from placewise.certificate import NO_CLAIM, TRUST, Finding
 from placewise.cluster import Cluster
 from placewise.driver import Outcome
 from placewise.engines import Engine, written_for
 from placewise.machine import Figure, Machine
 from placewise.planners import PlannerInfo
-from placewise.plans import Plan
-from placewise.quantities import format_bytes, format_seconds
+from placewise.plans import Plan, format_gap
+from placewise.quantities import format_bytes, format_change, format_seconds, format_share
 from placewise.report.explain import (
     KINDS,
     NEARLY_FULL,
+    SAME,
     Explanation,
     Move,
     in_a_row,
@@ -33,12 +35,14 @@ from placewise.report.explain import (
 from placewise.report.plots import ratios_to_best
 from placewise.simulator import Timeline
 from placewise.simulator.bounds import INGREDIENTS
+from placewise.terminal import printable
 
 if TYPE_CHECKING:
     from placewise.report.what_if import WhatIf
     from placewise.verify import Verification
 
 WIDTH = 80
+LEAST = 8  # columns of what is cut
 SHOWN = 12  # rows of a table that could be long
 LARGEST = 6  # rows of a table of examples
 #: What each bound means, in a few words; docs/execution-model.md says more.
@@ -52,6 +56,16 @@ BOUNDS = {
     "alone": "each model by itself",
     "queue": "models that finish one after another share the area",
 }
+#: What a planner's search has found that there is not; docs/exact.md says more.
+PROOFS = {
+    "ideals": "no stages in a row, each within that time, do all the work",
+    "pipeline-dp": "no stages in a row, each within that time, do all the work",
+    "milp": "what the devices can take on within that time, with its transfers, is not all the work",
+    "slot-milp": "its integer programme has no solution below, whatever is in the slots",
+    "cpsat": "no order of ops and transfers, wherever they are, ends earlier",
+    "series": "blocks, between ops that everything passes through, that add up to it",
+    "min-cut": "no cut of the graph costs less, at what memory is worth",
+}
 _GOALS = {
     "latency": "latency",
     "throughput": "time per sample (throughput)",
@@ -60,41 +74,83 @@ _GOALS = {
 
 
 def table(header: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
-    """Rows under a header; `align` has one letter per column ("l" or "r"). Text is cut where a line gets too long."""
-    lines = [[printable(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(cell_len(line[c]) for line in lines) for c in range(len(header))]
-    texts = [c for c in range(len(widths)) if align[c] == "l"]
-    while 3 * len(widths) + 1 + sum(widths) > WIDTH:
+    """Rows under a header; `align` has one letter per column ("l" or "r"). Text is cut where a line gets too long.
+
+    Where cutting is not enough, as on a narrow terminal, each row is a paragraph.
+    """
+    lines = [[_shown_in_cell(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(cell_len("".join(line[c])) for line in lines) for c in range(len(header))]
+    while (wide := 3 * len(widths) + 1 + sum(widths)) > _room():
+        texts = [c for c in range(len(widths)) if align[c] == "l" and widths[c] > LEAST]
+        if not texts:
+            break
         widths[max(texts, key=lambda c: widths[c])] -= 1
+    if wide > _room():
+        return "\n".join(wrapped(_in_words(header, row), "  ") for row in rows)
     rule = ["-" * width if a == "l" else "-" * (width - 1) + ":" for a, width in zip(align, widths, strict=True)]
-    return "\n".join("| " + " | ".join(map(_fit, line, widths, align)) + " |" for line in (lines[0], rule, *lines[1:]))
+    cells = [list(map(_fit, line, widths, align)) for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (cells[0], rule, *cells[1:]))
 
 
-def printable(text: str) -> str:
-    """A name on one line, whatever characters it has; a bar would end the table's cell."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).replace("|", "\\|")
+def _under(title: str, header: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
+    return f"{wrapped(title)}\n\n{table(header, align, rows)}"
 
 
-def wrapped(text: str, indent: str = "") -> str:
-    """Lines that fit. A character that takes two columns brings a filler along, for `fill` counts characters."""
-    padded = "".join(c + "\0" * (cell_len(c) - 1) for c in printable(text))
-    return fill(padded, WIDTH - ("\0" in padded), subsequent_indent=indent).replace("\0", "")
+def _in_words(header: Sequence[str], row: Sequence[str]) -> str:
+    """A row without columns."""
+    first, *others = row
+    said = [f"{name} {cell}".strip() for name, cell in zip(header[1:], others, strict=True) if cell not in ("", "-")]
+    return f"{first}: {', '.join(said)}" if said else first
+
+
+def _shown_in_cell(text: str) -> list[str]:
+    """What each character is shown as; a bar would end the cell."""
+    return ["\\|" if c == "|" else printable(c) for c in text]
+
+
+def _room() -> int:
+    """Columns of a line; a narrow terminal has fewer."""
+    return min(WIDTH, get_terminal_size((WIDTH, 0)).columns) if sys.stdout.isatty() else WIDTH
+
+
+def wrapped(text: str, indent: str = "", first: str = "") -> str:
+    """Lines that fit. Only a word that is longer than a line is broken, and no escape is."""
+    lines, line = list[str](), first
+    for word in filter(None, text.split(" ")):
+        if line.strip() and cell_len(line) + 1 + cell_len(printable(word)) > _room():
+            lines, line = [*lines, line], indent
+        line += " " * bool(line.strip())
+        for piece in map(printable, word):
+            if cell_len(line + piece) > _room():
+                lines, line = [*lines, line], indent
+            line += piece
+    return "\n".join([*lines, line])
 
 
 def _short(name: str) -> str:
     """A name within a sentence."""
-    return _fit(name, min(60, cell_len(name)), "l")
+    shown = list(map(printable, name))
+    return _fit(shown, min(60, cell_len("".join(shown))), "l")
 
 
-def _fit(cell: str, width: int, align: str) -> str:
-    """The cell in exactly `width` columns; what is too long loses its middle, for the end of a name tells most."""
-    if cell_len(cell) > width:
-        head = max(0, (width - 1) // 8)
-        cell = set_cell_size(cell, head) + "…" + cell[len(cell) - (width - 1 - head) :]
-    if cell_len(cell) > width:  # wide characters at the end
-        cell = set_cell_size(cell, width)
-    padding = " " * (width - cell_len(cell))
-    return cell + padding if align == "l" else padding + cell
+def _fit(shown: list[str], width: int, align: str) -> str:
+    """Text in exactly `width` columns; of what is too long the middle is left out, for the end of a name tells most.
+
+    It is given by what each character is shown as, so that none is cut in two.
+    """
+    text = "".join(shown)
+    if cell_len(text) > width:
+        head = _first(shown, (width - 1) // 8)
+        tail = _first(shown[::-1], width - 1 - cell_len("".join(head)))
+        text = "".join([*head, "…", *tail[::-1]])
+    padding = " " * (width - cell_len(text))
+    return text + padding if align == "l" else padding + text
+
+
+def _first(shown: list[str], width: int) -> list[str]:
+    """As many as fit."""
+    count = len(list(takewhile(lambda end: end <= width, accumulate(map(cell_len, shown)))))
+    return shown[:count]
 
 
 # ---- plans and timelines ---------------------------------------------------------------------------------------------
@@ -102,8 +158,9 @@ def _fit(cell: str, width: int, align: str) -> str:
 
 def describe_plan(plan: Plan) -> str:
     """What `placewise plan` prints."""
-    shares = " and ".join(f"{share:.0%} {label}" for label, share in plan.cost_shares.items())
-    costs = f"\n\nThe times of the ops are {shares.replace('100% ', '')}." if shares else ""
+    shares = plan.cost_shares
+    sources = list(shares) if len(shares) == 1 else [f"{format_share(part)} {label}" for label, part in shares.items()]
+    costs = "\n\n" + wrapped(f"The times of the ops are {in_a_row(sources)}.") if sources else ""
     return f"{headline(plan)}\n\n{device_table(plan.timeline)}{costs}"
 
 
@@ -112,7 +169,11 @@ def headline(plan: Plan) -> str:
     problem = plan.problem
     title = f"{_short(problem.graph.name)} on {_short(problem.cluster.name)}"
     bound = format_seconds(plan.lower_bound)
-    best = "This is optimal." if plan.is_optimal else f"No plan is below {bound}, so the gap is at most {plan.gap:.1%}."
+    best = (
+        "This is optimal."
+        if plan.is_optimal
+        else f"No plan is below {bound}, so the gap is at most {format_share(plan.gap)}."
+    )
     value = f"{_GOALS[problem.objective]} {format_seconds(plan.value)}"
     value += f" = {1 / plan.value:.3g} samples/s" if problem.objective == "throughput" and plan.value > 0 else ""
     finder = f" ({_short(plan.found_by)})" if plan.found_by not in ("", plan.planner) else ""
@@ -167,12 +228,14 @@ def describe_comparison(outcomes: Sequence[Outcome], one_device: float) -> str:
         title += f" of {problem.num_ops} ops, {problem.num_devices} devices."
         parts.append(wrapped(f"{title} No plan is below {format_seconds(plans[0].lower_bound)}."))
         notes.append("> the best")
+        if sum(_is_best(plan, best) for plan in plans) > 1:
+            notes.append("= as good as the best")
         if plans[-1].value > one_device:
             notes.append(f"* one device alone is better: {format_seconds(one_device)}")
-    for plan in plans:
-        mark = ">" if plan.value == best else "*" if plan.value > one_device else " "
+    for i, plan in enumerate(plans):
+        mark = ">" if i == 0 else "=" if _is_best(plan, best) else "*" if plan.value > one_device else " "
         rows.append([
-            f"{mark} {plan.planner}", format_seconds(plan.value), f"{plan.gap:.1%}",
+            f"{mark} {plan.planner}", format_seconds(plan.value), format_gap(plan.gap).removeprefix("gap "),
             fullest_device(plan.timeline), f"{plan.seconds:.1f}", f"{plan.evaluations:,}",
         ])  # fmt: skip
     for outcome in outcomes:
@@ -184,18 +247,22 @@ def describe_comparison(outcomes: Sequence[Outcome], one_device: float) -> str:
     return "\n\n".join(parts)
 
 
+def _is_best(plan: Plan, best: float) -> bool:
+    return plan.value <= best * (1 + SAME)
+
+
 def describe_comparisons(comparisons: Sequence[Sequence[Outcome]]) -> str:
     """Several comparisons in one table: how far each planner's values are from the best of each problem."""
     rows = []
     for name, ratios in ratios_to_best(comparisons).items():
         able = [ratio for ratio in ratios if math.isfinite(ratio)]
         mean = math.exp(sum(map(math.log, able)) / len(able)) if able else math.inf
-        best = sum(ratio <= 1.0 + 1e-9 for ratio in able)
+        best = sum(ratio <= 1.0 + SAME for ratio in able)
         shown = [f"{mean:.3f}", f"{max(able):.3f}"] if able else ["-", "-"]
         rows.append((-len(able), mean, [name, *shown, str(best), str(len(ratios) - len(able))]))
     title = f"Over {len(comparisons)} problems, as multiples of the best value of each:"
     cells = [row for _, _, row in sorted(rows)]
-    return f"{title}\n\n{table(['planner', 'mean', 'worst', 'the best', 'no plan'], 'lrrrr', cells)}"
+    return _under(title, ["planner", "mean", "worst", "the best", "no plan"], "lrrrr", cells)
 
 
 def fullest_device(timeline: Timeline) -> str:
@@ -213,16 +280,20 @@ def fullest_device(timeline: Timeline) -> str:
 
 
 def describe_findings(plan: Plan, findings: Sequence[Finding]) -> str:
-    """What `placewise check` prints. Of memory, the limit is claimed to be kept."""
+    """What `placewise check` prints."""
 
     def shown(finding: Finding) -> list[str]:
         memory = finding.claim.startswith("memory of ")
         form = format_bytes if memory else format_seconds
-        claimed, found = ("-" if x is None else form(x) for x in (finding.claimed, finding.found))
-        return [f"<= {claimed}" if memory else claimed, found]
+        said, found = ("-" if x is None else form(x) for x in (finding.claimed, finding.found))
+        limit = "no limit" if finding.claimed == math.inf else f"limit {said}"
+        return [limit if memory else said, found]
 
     rows = [[finding.claim, *shown(finding), finding.verdict] for finding in findings]
-    return f"{headline(plan)}\n\n{table(['claim', 'claimed', 'found', 'verdict'], 'lrrl', rows)}"
+    parts = [headline(plan), table(["what", "by the file", "worked out", "verdict"], "lrrl", rows)]
+    if any(finding.verdict.startswith(TRUST) for finding in findings):
+        parts.append(wrapped("on trust: what proves it is too long to be gone over here"))
+    return "\n\n".join(parts)
 
 
 def describe_verification(plan: Plan, seen: Verification) -> str:
@@ -241,9 +312,9 @@ def describe_verification(plan: Plan, seen: Verification) -> str:
         return _off(f) if f.verdict == NO_CLAIM else f.verdict
 
     rows = [[f.claim, shown(f.claim, f.claimed), shown(f.claim, f.found), verdict(f)] for f in seen.findings]
-    planned, plain = (f"{format_seconds(t.seconds)} (+- {t.spread:.0%})" for t in (seen.placed, seen.plain))
+    planned, plain = (f"{format_seconds(t.seconds)} (+- {format_share(t.spread)})" for t in (seen.placed, seen.plain))
     runs = f"With {seen.library}, one run takes {planned} as planned and {plain} without a plan."
-    runs += f" It may be {seen.within:.0%} off."
+    runs += f" It may be {100 * seen.within:g}% off."
     exact = ", ".join(f"{dtype} within {far:.0e}" if far else f"{dtype} equal" for dtype, far in seen.tolerance.items())
     runs += f" Outputs must be alike: {exact}." if exact else ""
     runs += f" It was run with {seen.given}." if seen.given else ""
@@ -252,7 +323,7 @@ def describe_verification(plan: Plan, seen: Verification) -> str:
 
 
 def _off(finding: Finding) -> str:
-    return f"{finding.found / finding.claimed - 1:+.0%}" if finding.claimed and finding.found is not None else "-"
+    return format_change(finding.found, finding.claimed) if finding.claimed and finding.found is not None else "-"
 
 
 # ---- explanation -----------------------------------------------------------------------------------------------------
@@ -261,35 +332,37 @@ def _off(finding: Finding) -> str:
 def describe_explanation(plan: Plan, why: Explanation) -> str:
     """What `placewise explain` prints: what decides first, then what the plan is."""
     parts = [headline(plan)]
-    if why.verdict:
-        parts.append(wrapped(f"What limits it: {why.verdict}"))
+    parts.append(wrapped(f"What limits it: {why.verdict}" if why.verdict else "Nothing that it runs takes time."))
     parts += [_loads(why)] if why.loads else _chain(plan, why) if why.chain else []
     parts.append(device_table(plan.timeline))
     if why.fullest and why.fullest.peak <= NEARLY_FULL * why.fullest.memory:  # else it is among what limits the plan
         parts.append(wrapped(f"The fullest is {why.fullest.device}. {what_fills(plan.timeline, why.fullest)}"))
     if not why.loads and len(plan.timeline.transfers):
         parts.append(_channels(plan.timeline))
-    parts.append(_runs(why))
+    if why.runs:
+        parts.append(_runs(why))
     if why.transfers:
         parts.append(_transfers(why, len(plan.timeline.transfers)))
-    if why.bound_parts:
+    if plan.lower_bound > 0:
         parts.append(_bounds(plan, why))
     return "\n\n".join(parts)
 
 
 def _bounds(plan: Plan, why: Explanation) -> str:
-    """What proves the bound: arguments that hold for any plan, by what each is owed to, and a planner's own proof."""
-    proofs = [(seconds, name, why.bound_made_of[name]) for name, seconds in why.bound_parts.items()]
-    if plan.proved_by:
-        proofs.append((plan.lower_bound, f"proof by {_short(plan.proved_by)}", {}))
+    """What proves the bound: arguments that hold for any plan, by what each is owed to, and a planner's search."""
     rows = []
-    for seconds, name, owed in sorted(proofs, key=lambda proof: -proof[0]):
+    for name, seconds in sorted(why.bound_parts.items(), key=lambda part: -part[1]):
+        owed = why.bound_made_of[name]
         shares = [format_seconds(owed[what]) if owed.get(what) else "-" for what in INGREDIENTS]
-        rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *(shares if owed else [""] * 3)])
+        rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *shares])
     title = "No plan can beat the largest of these bounds, each with what it is owed to:"
-    bounds = table(["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
+    if plan.proved_by:
+        title = f"No plan can beat {format_seconds(plan.lower_bound)}, by search ({_short(plan.proved_by)})"
+        title += f": {PROOFS[plan.proved_by]}." if plan.proved_by in PROOFS else "."
+        title += f" Arguments alone prove {rows[0][1]}; each, with what it is owed to:"
+    bounds = _under(title, ["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
     meant = [wrapped(f"{name}: {text}", "  ") for name, text in BOUNDS.items() if name in why.bound_parts]
-    return "\n".join([f"{title}\n\n{bounds}\n", *meant])
+    return "\n".join([f"{bounds}\n", *meant])
 
 
 def _channels(timeline: Timeline) -> str:
@@ -313,7 +386,7 @@ def _runs(why: Explanation) -> str:
     if len(why.runs) > SHOWN:
         return wrapped(f"Along the dataflow, the plan goes from one device to another {len(why.runs) - 1:,} times.")
     rows = [[run.device, str(run.ops), run.first, run.last] for run in why.runs]
-    return "Where the ops are, in order:\n\n" + table(["device", "ops", "first op", "last op"], "lrll", rows)
+    return _under("Where the ops are, in order:", ["device", "ops", "first op", "last op"], "lrll", rows)
 
 
 def _transfers(why: Explanation, count: int) -> str:
@@ -322,7 +395,7 @@ def _transfers(why: Explanation, count: int) -> str:
         for moved in why.transfers[:LARGEST]
     ]
     title = _title("Transfers", len(rows), count, "transfers", "largest")
-    return f"{title}:\n\n" + table(["output of", "from and to", "size", "time"], "llrr", rows)
+    return _under(f"{title}:", ["output of", "from and to", "size", "time"], "llrr", rows)
 
 
 def _title(all_of_them: str, shown: int, count: int, things: str, which: str = "longest") -> str:
@@ -341,17 +414,15 @@ def _loads(why: Explanation) -> str:
         for load in sorted(why.loads, key=lambda load: -load.total)
     ]
     header = ["per sample", "compute", "transfers", "load", "note"]
-    said = "In a full pipeline the busiest device or channel sets the pace:\n\n" + table(header, "lrrrl", rows)
+    said = _under("In a full pipeline the busiest device or channel sets the pace:", header, "lrrrl", rows)
     if len(why.pace_modules) < 2:
         return said
     pace, total = next(load.where for load in why.loads if load.sets_pace), sum(why.pace_modules.values())
     modules = list(why.pace_modules.items())
     if len(modules) > SHOWN:
         modules = [*modules[:SHOWN], (f"({len(modules) - SHOWN} others)", sum(s for _, s in modules[SHOWN:]))]
-    spent = table(
-        ["module", "time", "share"], "lrr", [[name, format_seconds(s), _share(s, total)] for name, s in modules]
-    )
-    return f"{said}\n\n{wrapped(f'What {_short(pace)} spends it on:')}\n\n{spent}"
+    spent = [[name, format_seconds(seconds), _share(seconds, total)] for name, seconds in modules]
+    return "\n\n".join([said, _under(f"What {_short(pace)} spends it on:", ["module", "time", "share"], "lrr", spent)])
 
 
 def _chain(plan: Plan, why: Explanation) -> list[str]:
@@ -373,12 +444,12 @@ def _chain(plan: Plan, why: Explanation) -> list[str]:
     header = ["module", "compute", "transfer", "device", "channel", "share"]
     star = "*: the number of a layer; " if any("*" in name for name in why.by_module) else ""
     title = f"The chain of steps that ends last decides. By module ({star}device, channel: waiting for it):"
-    said = [wrapped(title) + "\n\n" + table(header, "lrrrrr", modules)]
+    said = [_under(title, header, "lrrrrr", modules)]
     if len(why.stretches) <= SHOWN:
         rows = [[in_words(s.kind, s.where), s.first, s.last, format_seconds(s.seconds)] for s in why.stretches]
-        said.append("In order:\n\n" + table(["what", "first op", "last op", "time"], "lllr", rows))
+        said.append(_under("In order:", ["what", "first op", "last op", "time"], "lllr", rows))
     longest = _title("Each step", len(steps), len(why.chain), "steps of it")
-    return [*said, f"{longest}:\n\n" + table(["op", "what", "time", "share"], "llrr", steps)]
+    return [*said, _under(f"{longest}:", ["op", "what", "time", "share"], "llrr", steps)]
 
 
 def _largest(by_module: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -397,7 +468,9 @@ def describe_moves(plan: Plan, op: str, moves: Sequence[Move]) -> str:
     rows: list[list[str]] = []
     broken: dict[str, list[str]] = {}  # devices by why the op cannot be there
     for move in moves:
-        change = "as planned" if move.is_current else "-" if move.value is None else _change(move.value, plan.value)
+        change = (
+            "as planned" if move.is_current else "-" if move.value is None else format_change(move.value, plan.value)
+        )
         value = "-" if move.value is None else format_seconds(move.value)
         rows.append([move.device, format_seconds(move.seconds), value, change])
         if move.problem:
@@ -411,7 +484,8 @@ def describe_what_if(plan: Plan, rows: Sequence[WhatIf]) -> str:
     """What `placewise explain --what-if` prints; differences are to planning once more without a change."""
     base = rows[0].planned
     cells = [
-        [row.change, format_seconds(row.same), format_seconds(row.planned), _change(row.planned, base)] for row in rows
+        [row.change, format_seconds(row.same), format_seconds(row.planned), format_change(row.planned, base)]
+        for row in rows
     ]
     parts = [headline(plan), table(["change", "the same plan", "planned anew", "difference"], "lrrr", cells)]
     parts.append(wrapped(_what_gains(rows[1:], base)))
@@ -424,20 +498,15 @@ def describe_what_if(plan: Plan, rows: Sequence[WhatIf]) -> str:
 def _what_gains(rows: Sequence[WhatIf], base: float) -> str:
     """In a sentence: which change makes the plan faster, and which do not."""
     gains = sorted(((1 - row.planned / base, row.change) for row in rows if base > 0), reverse=True)
-    worth = [f"{_short(change)} ({gain:.1%} less)" for gain, change in gains if gain >= 0.01]
+    worth = [f"{_short(change)} ({format_share(gain)} less)" for gain, change in gains if gain >= 0.01]
     if not worth:
         return "None of these changes gains 1 %: what limits the plan is elsewhere."
     rest = len(rows) - len(worth)
-    return f"What gains most: {in_a_row(worth)}{'; all else gains less than 1 %' if rest else ''}."
-
-
-def _change(value: float, before: float) -> str:
-    ratio = value / before if before else 1.0
-    return "0%" if abs(ratio - 1) < 5e-5 else f"{ratio - 1:+.2%}" if ratio < 100 else f"x {ratio:.3g}"
+    return f"What gains most: {in_a_row(worth, len(worth))}{'; all else gains less than 1 %' if rest else ''}."
 
 
 def _share(part: float, whole: float) -> str:
-    return "-" if not math.isfinite(whole) or whole == 0 else f"{part / whole:.0%}"
+    return "-" if not math.isfinite(whole) or whole == 0 else format_share(part / whole)
 
 
 # ---- planners --------------------------------------------------------------------------------------------------------
@@ -452,18 +521,14 @@ def describe_planners(infos: Mapping[str, PlannerInfo], why_not: Mapping[str, st
         lines += [f"Options: {options}."] if options else []
         if why_not:
             lines.append("Applies." if why_not[name] is None else f"Does not apply: {why_not[name]}.")
-        blocks.append(
-            "\n".join([name, *(fill(line, WIDTH, initial_indent="  ", subsequent_indent="  ") for line in lines)])
-        )
+        blocks.append("\n".join([name, *(wrapped(line, "  ", "  ") for line in lines)]))
     return "\n".join(blocks)
 
 
 def describe_engines(known: Mapping[str, Engine]) -> str:
     """What `placewise engines` prints."""
     blocks = (
-        "\n".join(
-            [name, fill(found.summary, WIDTH, initial_indent="  ", subsequent_indent="  "), f"  {written_for(found)}"]
-        )
+        "\n".join([name, wrapped(found.summary, "  ", "  "), wrapped(written_for(found), "  ", "  ")])
         for name, found in known.items()
     )
     return "\n".join(blocks)
@@ -480,9 +545,9 @@ def describe_profile(facts: Mapping[str, Any]) -> str:
     ]
     if facts["spread"] is not None:
         rows += [
-            ("spread between quartiles", f"{facts['spread']:.1%} in the median"),
+            ("spread between quartiles", f"{format_share(facts['spread'])} in the median"),
             ("sum of the ops", format_seconds(facts["sum_of_ops"])),
-            ("rates fitted to them", f"{facts['error']:.0%} off, op by op, in the median"),
+            ("rates fitted to them", f"{format_share(facts['error'])} off, op by op, in the median"),
         ]
     if facts["whole"] is not None:
         ratio = facts["whole"] / facts["sum_of_ops"] if facts["sum_of_ops"] else math.nan
@@ -574,7 +639,7 @@ def describe_devices(machine: Machine) -> str:
 
 def _measured(figure: Figure, unit: str) -> list[str]:
     median = format_seconds(figure.median) if unit == "s" else f"{_count(figure.median)}{unit}"
-    return [median, f"{figure.spread / 2:.1%}", str(figure.samples)]
+    return [median, format_share(figure.spread / 2), str(figure.samples)]
 
 
 def _count(value: float) -> str:

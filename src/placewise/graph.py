@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -33,6 +34,7 @@ OP_DEFAULTS: Final[dict[str, Any]] = {
     "op_kinds": "op", "op_dtypes": "float32", "op_modules": "", "op_signatures": "", "flops": 0.0,
     "bytes_accessed": 0.0, "scratch": 0.0, "resident": 0.0, "phase": 0, "model": 0, "group": -1,
 }  # fmt: skip
+_PATH: Final = re.compile(r"[^\s.<>=]+(?:\.[^\s.<>=]+)*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,6 +336,11 @@ class GraphBuilder:
             edge_consumer=[consumer for _, consumer in self._edges],
             **columns,
         )
+
+
+def module_parts(module: str) -> tuple[str, ...]:
+    """The names that a module path is made of, the outermost first; what is no path, as text with dots, is one name."""
+    return tuple(module.split(".")) if _PATH.fullmatch(module) else (module,) * bool(module)
 
 
 def _consumer_lists(of_tensor: Ints, consumer: Ints, tensors: int, ops: int) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from placewise.graph import Ints
+from placewise.graph import Ints, module_parts
 from placewise.quantities import format_bytes, format_seconds, format_share
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
@@ -550,7 +550,7 @@ def _by_module(timeline: Timeline, chain: Sequence[Step]) -> dict[str, dict[str,
     several = len(graph.models) > 1
     paths = {}
     for step in chain:
-        path = _module_path(graph.op_modules[step.op] or graph.op_kinds[step.op])
+        path = _module_path(graph.op_modules[step.op]) or (graph.op_kinds[step.op],)
         paths[step.op] = (graph.models[graph.model[step.op]], *path) if several else path
     deepest = max(map(len, paths.values()), default=1)
     sums: dict[str, dict[str, float]] = {}
@@ -568,7 +568,7 @@ def _by_module(timeline: Timeline, chain: Sequence[Step]) -> dict[str, dict[str,
 
 def _module_path(module: str) -> tuple[str, ...]:
     """Repeated layers are one: "layers.3.mlp" reads "layers.*.mlp"."""
-    return tuple("*" if part.isdecimal() else part for part in module.split("."))
+    return tuple("*" if part.isdecimal() else part for part in module_parts(module))
 
 
 # ---- pipelines -------------------------------------------------------------------------------------------------------

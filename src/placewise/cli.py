@@ -337,11 +337,11 @@ def report(
     from placewise.files import load_verification, write_text
     from placewise.report.page import to_page
 
-    check_writable(out, read=[*plans, *(verified or [])])
     if len(verified or []) > len(plans):
         raise InvalidInput(f"--verified: there are more of these ({len(verified or [])}) than plans ({len(plans)})")
     seen = [load_verification(path) for path in verified or []]
     found = [_load(path) for path in plans]
+    check_writable(out, read=[*plans, *(verified or [])])  # after them, for a page among the plans has its own words
     for path, facts, plan in zip(verified or [], seen, found, strict=False):
         if facts["plan"] != plan.digest:
             raise InvalidInput(f"--verified {path}: this is of another plan; verify this one")

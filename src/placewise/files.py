@@ -549,6 +549,8 @@ def load_plan(path: str | Path) -> Plan:
     unedited (by a digest) and no larger than the value.
     """
     with _naming(path):
+        if Path(path).suffix.lower() in (".html", ".htm"):
+            raise InvalidInput("a page, not a plan; name the plan that it is made from (a page to write goes after -o)")
         return _plan_in(_unwrapped(_read_json(path), "plan")[1])
 
 

@@ -2,12 +2,12 @@
 
 import type { Plan } from "./data";
 import { button, h, link, section } from "./dom";
-import { bytes, count, counted, percent, seconds, share } from "./format";
+import { bytes, change, count, counted, gap, seconds } from "./format";
 import type { GraphView } from "./graph";
 import type { State } from "./state";
 import { table } from "./table";
 import { chip } from "./tables";
-import { modulePath } from "./modules";
+import { modulePath, modulesAround } from "./modules";
 
 /** Which plan is shown, and beside which other. */
 export function chooser(state: State): HTMLElement {
@@ -55,8 +55,8 @@ export function compare(state: State, view: GraphView): HTMLElement {
         { name: "Plan", text: true, value: (p) => p.title, show: (p) => (p === plan ? h("b", {}, p.title) : link(p.title, `Show ${p.title}`, () => state.show(plans.indexOf(p), state.shown))) },
         { name: "Time", least: true, value: (p) => p.value, show: (p) => seconds(p.value) },
         ...state.differ.map((what) => ({ name: what[0].toUpperCase() + what.slice(1), text: true, value: about[what] })),
-        ...(ranked ? [{ name: "Against shown", least: true, value: (p: Row) => p.value / base, show: (p: Row) => (p === plan ? "–" : `${p.value >= base ? "+" : "−"}${seconds(Math.abs(p.value - base))} (${p.value >= base ? "+" : "−"}${share(Math.abs(p.value / base - 1))})`) }] : []),
-        { name: "Gap", least: true, value: (p) => p.gap, show: (p) => percent(p.gap) },
+        ...(ranked ? [{ name: "Against shown", least: true, value: (p: Row) => p.value - base, show: (p: Row) => (p === plan ? "–" : p.value === base ? "the same" : `${p.value < base ? "−" : "+"}${seconds(Math.abs(p.value - base))} (${change(base, p.value)})`) }] : []),
+        { name: "Gap", least: true, value: (p) => p.gap, show: (p) => gap(p.gap) },
         { name: "Transfers", value: (p) => p.transfers, show: (p) => count(p.transfers) },
         { name: "Memory left", value: (p) => spare(p), show: (p) => bytes(spare(p)) },
         { name: "Planner", text: true, value: (p) => p.planner + (p.found_by && p.found_by !== p.planner ? ` (${p.found_by})` : "") },
@@ -126,12 +126,13 @@ function ways({ ways }: Moves): HTMLElement {
 
 /** Ops that moved, as deep into the tree of modules as some rows allow: the largest module is unfolded first. */
 function byModule({ plan, graph }: State, other: Plan, items: number[]): Moves[] {
-  const path = (item: number) => modulePath(graph.paths, graph.parent, graph.node[item]).split(".");
+  const modules = graph.paths.map((_, node) => modulesAround(graph, node));
   const total = items.reduce((sum, item) => sum + graph.count[item], 0);
   const grouped = (some: number[], depth: number): Group[] => {
     const groups = new Map<string, Group>();
     for (const item of some) {
-      const name = path(item).slice(0, depth).join(".") || "(no module)";
+      const around = modules[graph.node[item]];
+      const name = around[Math.min(depth, around.length) - 1] ?? "(no module)";
       const group = groups.get(name) ?? { name, depth, items: [], ops: 0 };
       groups.set(name, group);
       group.items.push(item);

@@ -164,13 +164,10 @@ export async function read(base64: string): Promise<Page> {
   return page;
 }
 
-const LONGEST = 160; // characters: no one reads a name that fills the screen
-
 function withArrays(value: unknown, buffer: ArrayBuffer, body: number): unknown {
-  if (typeof value === "string") return value.length > LONGEST ? `${value.slice(0, LONGEST / 2)}…${value.slice(-LONGEST / 4)}` : value;
   if (Array.isArray(value)) return value.map((one) => withArrays(one, buffer, body));
   if (value === null || typeof value !== "object") return value;
   const found = value as Record<string, unknown>;
   if ("$" in found) return new ARRAYS[found.$ as string](buffer, body + (found.at as number), found.n as number);
-  return Object.fromEntries(Object.entries(found).map(([key, one]) => [key, key === "verdict" ? one : withArrays(one, buffer, body)]));
+  return Object.fromEntries(Object.entries(found).map(([key, one]) => [key, withArrays(one, buffer, body)]));
 }

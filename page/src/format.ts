@@ -28,8 +28,8 @@ export function seconds(value: number): string {
 }
 
 /** How many there are of what takes so long. */
-export function perSecond(value: number): string {
-  return value > 0 ? `${threeDigits(1 / value)} per second` : "any number";
+export function samplesPerSecond(value: number): string {
+  return value > 0 ? `, in a full pipeline: ${threeDigits(1 / value)}${SPACE}samples/s` : "";
 }
 
 export function bytes(value: number | null): string {
@@ -40,14 +40,22 @@ export function bytes(value: number | null): string {
   return i === 0 ? `${Math.round(value)}${SPACE}B` : `${threeDigits(value)}${SPACE}${units[i]}`;
 }
 
+const PERCENT = new Intl.NumberFormat("en", { style: "percent", useGrouping: false, minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
+/** Only nothing is "0%", and "<0.1%" is nearly so. */
 export function share(value: number): string {
-  const percent = 100 * value;
-  return `${percent.toFixed(Math.abs(percent) < 9.95 && percent !== 0 ? 1 : 0)}%`;
+  if (!Number.isFinite(value)) return "–";
+  if (value === 0) return "0%";
+  return Math.abs(value) < 5e-4 ? "<0.1%" : PERCENT.format(value).replace("100.0%", "100%");
 }
 
-/** How far at most from the best, as precisely as the terminal says it. */
-export function percent(value: number): string {
-  return `${(100 * value).toFixed(1)}%`;
+/** How far at most from the best. */
+export function gap(value: number): string {
+  return isOptimal(value) ? "optimal" : share(value);
+}
+
+export function isOptimal(gap: number): boolean {
+  return gap <= 1e-9; // less is rounding
 }
 
 export function count(value: number): string {
@@ -59,10 +67,24 @@ export function counted(value: number, thing: string): string {
   return `${count(value)}${SPACE}${thing}${value === 1 ? "" : "s"}`;
 }
 
-export function change(from: number, to: number): string {
-  if (!(from > 0) || from === to) return "the same";
-  const ratio = to / from - 1;
-  return `${share(Math.abs(ratio))} ${ratio < 0 ? "less" : "more"}`;
+/** What is this many times as much is told as a factor. */
+const MANY = 101;
+
+/** How much more or less than before, as a share of that. */
+export function change(before: number, value: number): string {
+  const ratio = before === value ? 1 : value / before;
+  if (ratio === Infinity) return "–";
+  if (ratio >= MANY) return `×${SPACE}${threeDigits(ratio)}`;
+  const part = share(Math.abs(ratio - 1) > 1e-9 ? Math.abs(ratio - 1) : 0);
+  return part === "0%" || part[0] === "<" ? part : `${ratio < 1 ? "−" : "+"}${part}`;
+}
+
+/** The same in words: "3.8% less than the other". */
+export function against(before: number, value: number, what: string): string {
+  const told = change(before, value);
+  if (told === "0%") return `the same as ${what}`;
+  if (told.startsWith("×")) return `${told.slice(2)} times as much as ${what}`;
+  return `${told.replace(/^[+−–]/, "")} ${value < before ? "less" : "more"} than ${what}`.trim();
 }
 
 /** About `wanted` round numbers from `low` to `high`. */

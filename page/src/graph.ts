@@ -7,7 +7,7 @@ import { bytes, count, counted, seconds } from "./format";
 import { type Band, STUB, type Sheet, TALL, WIDE, type Wire, band, direct, rows } from "./layout";
 import type { State } from "./state";
 import { PAPER } from "./timecanvas";
-import { modulePath, nodeOf } from "./modules";
+import { nodeOf, ownName } from "./modules";
 
 const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes
@@ -283,8 +283,10 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
 
   state.on(["plan"], () => {
     if (tree.graph !== state.graph) start();
+    element.hidden = !state.graph.ops;
     draw();
   });
+  element.hidden = !state.graph.ops;
   let before = 1; // the zoom on the screen
   state.on(["theme"], () => {
     if (state.printing) before = zoom;
@@ -384,11 +386,9 @@ class Tree {
   name(box: Box): string {
     if (box >= 0) {
       const label = this.graph.labels[box]; // a number alone tells nothing
-      return /^\d+$/.test(label) && this.parent[box] > 0 ? `${this.graph.labels[this.parent[box]]}.${label}` : label;
+      return /^\d+(\.|$)/.test(label) && this.parent[box] > 0 ? `${this.graph.labels[this.parent[box]]}.${label}` : label;
     }
-    const name = this.graph.names[-1 - box];
-    const module = modulePath(this.graph.paths, this.parent, this.graph.node[-1 - box]);
-    return module && name.startsWith(`${module}.`) ? name.slice(module.length + 1) : name;
+    return ownName(this.graph, -1 - box);
   }
 
   full(box: Box): string {

@@ -26,9 +26,9 @@ export function memory(state: State): HTMLElement {
 
   /** The same device in the other plan. */
   function heldBeside(name: string): { times: Float64Array; held: Float32Array; peak: number } | null {
-    const i = state.other ? state.other.devices.findIndex((device) => device.name === name) : -1;
+    const i = state.rival ? state.rival.devices.findIndex((device) => device.name === name) : -1;
     if (i < 0) return null;
-    const { times, bytes } = state.other!.memory[i];
+    const { times, bytes } = state.rival!.memory[i];
     return { times, held: bytes, peak: bytes.reduce((a, b) => Math.max(a, b), 0) };
   }
 
@@ -75,7 +75,7 @@ export function memory(state: State): HTMLElement {
       if (beside) {
         const other = new Path2D();
         ctx.setLineDash([1.5, 2.5]);
-        trace(on, other, beside.times, beside.held, state.other!.makespan, y);
+        trace(on, other, beside.times, beside.held, state.rival!.makespan, y);
         ctx.stroke(other);
         ctx.setLineDash([]);
       }
@@ -150,21 +150,19 @@ export function memory(state: State): HTMLElement {
 
   const canvas = new TimeCanvas(state, label, draw, () => AXIS + 6 + used().length * (above() + pitch()));
   state.on(["at"], () => canvas.soon());
-  const nothing = h("p", { class: "about" }, "No op of this plan has a size.");
-  const over = h("div", { class: "over panel" }, canvas.canvas);
   const about = h("p", { class: "about" });
+  const element = section("memory", "Memory", null, about, h("div", { class: "over panel" }, canvas.canvas));
   const choose = () => {
-    nothing.hidden = used().length > 0;
-    over.hidden = !nothing.hidden;
+    element.hidden = !used().length || !(state.plan.makespan > 0);
     about.textContent =
       "Bytes that each device holds, over the same time as above; " +
       (far() ? "all of them on one scale, far below what they have." : "the line at the top is what it has.") +
       (pipelined() ? " The curve is that of one sample; what counts is what the full pipeline holds." : "") +
-      (state.other ? ` The dotted line is that of ${state.other.title}.` : "");
+      (state.rival ? ` The dotted line is that of ${state.rival.title}.` : "");
   };
   state.on(["plan"], choose);
   choose();
-  return section("memory", "Memory", null, about, over, nothing);
+  return element;
 }
 
 /** The place of the last of growing times that is not after `time`. */

@@ -17,10 +17,23 @@ export function nodeOf(graph: Graph, module: string): number {
   return -1;
 }
 
-/** Without what nearly all names begin with. */
-export function shortName(graph: Graph, name: string): string {
+/** A name as it is, and, for where that is too long, without what nearly all names begin with. */
+export function shorter(graph: Graph, name: string): string[] {
   const skip = preamble(graph);
-  return name.startsWith(skip) ? name.slice(skip.length) : name;
+  return skip && name.startsWith(skip) ? [name, `…${name.slice(skip.length)}`] : [name];
+}
+
+/** The name of an item within its module. */
+export function ownName({ names, node, paths, parent }: Graph, item: number): string {
+  const module = modulePath(paths, parent, node[item]);
+  return module && names[item].startsWith(`${module}.`) ? names[item].slice(module.length + 1) : names[item];
+}
+
+/** The modules around a node, the outermost first. */
+export function modulesAround({ paths, parent }: Graph, node: number): string[] {
+  const found: string[] = [];
+  for (let at = node; at > 0; at = parent[at]) if (paths[at]) found.unshift(paths[at]);
+  return found;
 }
 
 /** The innermost node that is around both. */

@@ -2,7 +2,7 @@
 // as wide as its name.
 
 import type { Graph } from "./data";
-import { around, shortName } from "./modules";
+import { around, ownName, shorter } from "./modules";
 
 const LETTER = 6.6; // pixels: to measure each name would take longer than to draw it
 const PADDING = 5;
@@ -79,19 +79,19 @@ export class Names {
     const from = stretches[first].from;
     const room = stretches[end - 1].to - from - 2 * PADDING;
     if (room < 2 * LETTER) return false;
-    const put = (text: string) => {
-      if (!text || text.length * LETTER > room) return false;
-      write(text, from + PADDING);
-      return true;
+    const put = (...texts: string[]) => {
+      const fits = texts.find((text) => text && text.length * LETTER <= room);
+      if (fits) write(fits, from + PADDING);
+      return Boolean(fits);
     };
     if (end - first === 1) {
       const { item, node } = stretches[first];
-      if (item >= 0 && put(shortName(graph, graph.names[item]))) return true;
+      if (item >= 0 && put(...shorter(graph, graph.names[item]))) return true;
       const numbers = node > inside ? this.numbers(node, stretches[first].low, stretches[first].high) : "";
-      if (numbers) return put(`${this.path(node)}.${numbers}`) || put(`…${numbers}`);
+      if (numbers) return put(...this.paths(node, `.${numbers}`), `…${numbers}`);
       // Of the modules around it, the innermost that has room.
-      for (let at = node; at > inside; at = parent[at]) if (put(this.path(at))) return true;
-      return item >= 0 && inside === 0 && put(graph.names[item].slice(graph.names[item].lastIndexOf(".") + 1));
+      for (let at = node; at > inside; at = parent[at]) if (put(...this.paths(at))) return true;
+      return item >= 0 && inside === 0 && put(ownName(graph, item));
     }
     let node = stretches[first].node;
     for (let i = first + 1; i < end; i++) node = around(parent, node, stretches[i].node);
@@ -111,11 +111,11 @@ export class Names {
     if (found || node <= inside) return found;
     const within = stretches.slice(first, end);
     const numbers = this.numbers(node, Math.min(...within.map(({ low }) => low)), Math.max(...within.map(({ high }) => high)));
-    return numbers ? put(`${this.path(node)}.${numbers}`) || put(`…${numbers}`) : put(this.path(node));
+    return numbers ? put(...this.paths(node, `.${numbers}`), `…${numbers}`) : put(...this.paths(node));
   }
 
-  private path(node: number): string {
-    return shortName(this.graph, this.graph.paths[node]);
+  private paths(node: number, more = ""): string[] {
+    return shorter(this.graph, this.graph.paths[node]).map((path) => path + more);
   }
 
   /** Modules within one that have numbers, from one to another: "0–4". Nothing where they have none. */
@@ -124,7 +124,7 @@ export class Names {
     const number = (inner: number) => {
       let at = inner;
       while (at > node && this.parent[at] > node) at = this.parent[at];
-      return at > node && this.parent[at] === node && node > 0 ? paths[at].slice(paths[node].length + 1) : "";
+      return at > node && this.parent[at] === node && node > 0 ? paths[at].slice(paths[node].length + 1).split(".")[0] : "";
     };
     const [first, last] = [number(low), number(high)];
     return /^\d+$/.test(first) && /^\d+$/.test(last) ? first + (first === last ? "" : `–${last}`) : "";

@@ -1,7 +1,7 @@
 // How planning went: the best value so far, the bound, and the gap between them, over the seconds that it took.
 
 import { h, key, section, svg } from "./dom";
-import { counted, percent, seconds, tick, ticks } from "./format";
+import { counted, isOptimal, seconds, share, tick, ticks } from "./format";
 import type { State } from "./state";
 import { PAPER } from "./timecanvas";
 
@@ -20,8 +20,8 @@ export function progress(state: State): HTMLElement {
     const { history } = plan;
     // What other planners of a comparison proved counts too, from the end on.
     const bounds = plan.bounds.length ? plan.bounds : [[0, plan.bound] as [number, number]];
-    element.hidden = history.length + bounds.length < 3;
-    if (element.hidden || !history.length || wide < LEFT) return;
+    element.hidden = !history.length || history.length + bounds.length < 3 || !(history[0][2] > 0);
+    if (element.hidden || wide < LEFT) return;
     const [first, best] = [history[0], history[history.length - 1][2]];
     const end = Math.max(plan.seconds, history[history.length - 1][0], 1e-3);
     const high = Math.max(...history.map((point) => point[2])) * 1.04;
@@ -46,10 +46,11 @@ export function progress(state: State): HTMLElement {
     }
     const marks = powers ? [low / 0.96, Math.sqrt(low * high), high / 1.04] : ticks(low, high, 4);
     const rose = bounds.length > 1 ? `rose from ${seconds(bounds[0][1])} to ${seconds(bounds[bounds.length - 1][1])}` : `is ${seconds(bounds[0][1])}`;
-    const gaps = [1 - bounds[0][1] / first[2], plan.gap].map((gap) => percent(Math.max(0, gap)));
+    const gap = Math.max(0, 1 - bounds[0][1] / first[2]);
+    const now = isOptimal(plan.gap) ? "the plan is optimal" : gap === plan.gap ? `the gap is ${share(gap)}` : `the gap fell from ${share(gap)} to ${share(plan.gap)}`;
     const text =
       `The best plan went from ${seconds(first[2])} to ${seconds(best)} in ${counted(history.length, "step")}, over ${seconds(plan.seconds)} and ${counted(plan.evaluations, "evaluation")}. ` +
-      `The bound ${rose}, and the gap fell from ${gaps[0]} to ${gaps[1]}.`;
+      `The bound ${rose}, and ${now}.`;
     holder.replaceChildren(
       svg(
         "svg", { viewBox: `0 0 ${wide} ${TALL}`, role: "img", "aria-label": text },

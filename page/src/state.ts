@@ -18,6 +18,11 @@ export function unlike(a: Plan, b: Plan): string[] {
   return found;
 }
 
+/** Why two such plans are not compared. */
+export function whyNot(differ: string[]): string {
+  return `another ${differ.join(" and ")}, so its times are not of the same thing`;
+}
+
 export class State {
   shown = 0;
   beside: number | null = null;
@@ -44,13 +49,18 @@ export class State {
     return this.beside === null ? null : this.page.plans[this.beside];
   }
 
+  /** The other plan, where its times are of the same thing: only then do both share an axis. */
+  get rival(): Plan | null {
+    return this.other && !unlike(this.plan, this.other).length ? this.other : null;
+  }
+
   get graph(): Graph {
     return this.page.graphs[this.plan.graph];
   }
 
   /** Where the time axis ends: all that is drawn, and the bound. */
   get end(): number {
-    const ends = [this.plan, this.other].map((plan) => (plan ? Math.max(plan.makespan, boundInTime(plan) ?? 0) : 0));
+    const ends = [this.plan, this.rival].map((plan) => (plan ? Math.max(plan.makespan, boundInTime(plan) ?? 0) : 0));
     const last = Math.max(...ends);
     return last > 0 ? last * 1.01 : 1;
   }

@@ -5,6 +5,9 @@ import { count, counted } from "./format";
 
 const FEW_MORE = 4; // rows that need no click
 
+/** As one types it: without what keeps letters that are read from the right apart. */
+const typed = (text: string) => text.replace(/[\u2068\u2069]/g, "").toLowerCase();
+
 export interface Column<Row> {
   name: string;
   value: (row: Row) => string | number | null; // null: there is none, which comes last
@@ -28,7 +31,7 @@ export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[],
   const heads = columns.map((column, i) =>
     h("th", { scope: "col", class: column.text ? "" : "number" }, h("button", { type: "button", onclick: () => sort(i) }, column.name)),
   );
-  const texts = rows.map((row) => columns.filter((c) => c.text).map((c) => String(c.value(row))).join("\n").toLowerCase());
+  const texts = rows.map((row) => columns.filter((c) => c.text).map((c) => typed(String(c.value(row)))).join("\n"));
 
   function sort(i: number): void {
     falling = i === by ? !falling : startsFalling(i);
@@ -60,7 +63,7 @@ export function table<Row>(caption: string, columns: Column<Row>[], rows: Row[],
   const filter = h("input", {
     type: "search", placeholder: "Filter", "aria-label": `Filter ${caption}`,
     oninput: (event: Event) => {
-      wanted = (event.target as HTMLInputElement).value.trim().toLowerCase();
+      wanted = typed((event.target as HTMLInputElement).value.trim());
       draw();
     },
   });

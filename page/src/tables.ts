@@ -14,17 +14,27 @@ export function chip(device: string): HTMLElement {
 }
 
 export function tables(state: State, jump: (item: number) => void): HTMLElement[] {
-  const redrawn = (make: () => HTMLElement) => {
+  /** A section that is absent where it has nothing to say. */
+  const redrawn = (id: string, title: string, about: () => string, make: () => (HTMLElement | null)[]) => {
+    const said = h("p", { class: "about" });
     const holder = h("div");
-    const draw = () => holder.replaceChildren(make());
+    const element = section(id, title, null, said, holder);
+    const draw = () => {
+      const made = make().filter((one) => one !== null);
+      element.hidden = !made.length;
+      said.textContent = about();
+      said.hidden = !said.textContent;
+      holder.replaceChildren(...made);
+    };
     state.on(["plan"], draw);
     draw();
-    return holder;
+    return element;
   };
+  const whole = () => (state.plan.objective === "throughput" ? "the time per sample, in a full pipeline" : "the run");
   return [
-    section("devices", "Devices", "Busy shares are of the run; in a pipeline, of the time per sample.", redrawn(() => devices(state.plan)), redrawn(() => channels(state.plan))),
-    section("modules", "Modules", "Each module with all that is inside it.", redrawn(() => modules(state))),
-    section("ops", "Ops", "A click on a name shows the op in the graph.", redrawn(() => ops(state, jump))),
+    redrawn("devices", "Devices", () => (state.plan.whole > 0 ? `Busy shares are of ${whole()}.` : ""), () => [devices(state.plan), channels(state.plan)]),
+    redrawn("modules", "Modules", () => "Each module with all that is inside it.", () => [modules(state)]),
+    redrawn("ops", "Ops", () => "A click on a name shows the op in the graph.", () => [ops(state, jump)]),
   ];
 }
 
@@ -35,7 +45,7 @@ function devices(plan: Plan): HTMLElement {
     { name: "Kind", text: true, value: (d) => d.kind },
     { name: "Ops", value: (d) => d.ops, show: (d) => count(d.ops) },
     { name: "Busy", value: (d) => d.busy, show: (d) => seconds(d.busy) },
-    { name: "Busy share", value: (d) => d.busy, show: (d) => share(plan.whole ? d.busy / plan.whole : 0) },
+    { name: "Busy share", value: (d) => d.busy, show: (d) => share(d.busy / plan.whole) },
     { name: "Peak memory", value: (d) => d.peak, show: (d) => bytes(d.peak) },
     { name: "Memory", value: (d) => d.memory ?? Infinity, show: (d) => bytes(d.memory) },
     { name: "Used", value: (d) => (d.memory ? d.peak / d.memory : null), show: (d) => (d.memory ? share(d.peak / d.memory) : "–") },
@@ -44,15 +54,15 @@ function devices(plan: Plan): HTMLElement {
   ], all, 3, 16);
 }
 
-function channels(plan: Plan): HTMLElement {
-  if (!plan.channels.length) return h("p", { class: "about" }, "Nothing moves between devices.");
+function channels(plan: Plan): HTMLElement | null {
+  if (!plan.channels.length) return plan.device.length && plan.devices.length > 1 ? h("p", { class: "about" }, "Nothing moves between devices.") : null;
   return h(
     "div", {},
     h("h3", {}, "Channels"),
     table("Channels", [
       { name: "Channel", text: true, value: (c) => c.name },
       { name: "Busy", value: (c) => c.busy, show: (c) => seconds(c.busy) },
-      { name: "Busy share", value: (c) => c.busy, show: (c) => share(plan.whole ? c.busy / plan.whole : 0) },
+      { name: "Busy share", value: (c) => c.busy, show: (c) => share(c.busy / plan.whole) },
       { name: "Transfers", value: (c) => c.transfers, show: (c) => count(c.transfers) },
       { name: "Bytes", value: (c) => c.bytes, show: (c) => bytes(c.bytes) },
     ], plan.channels, 1, 8),
@@ -68,12 +78,12 @@ interface Module {
   devices: Float64Array;
 }
 
-function modules(state: State): HTMLElement {
+function modules(state: State): HTMLElement | null {
   const { plan, graph } = state;
   const rows = moduleSums(plan, graph).filter((row) => row.ops > 0);
-  const total = plan.time.reduce((a, b) => a + b, 0) || 1;
+  const total = plan.time.reduce((a, b) => a + b, 0);
   const names = (row: Module) => plan.devices.map((d) => d.name).filter((_, i) => row.devices[i] > 0);
-  if (!rows.length) return h("p", { class: "about" }, "The graph names no modules.");
+  if (!rows.length) return null;
   return table("Modules", [
     { name: "Module", text: true, value: (m) => m.path, show: (m) => h("span", {}, ...broken(m.path)) },
     { name: "Devices", text: true, value: (m) => names(m).join(" "), show: (m) => h("span", { class: "devices" }, ...names(m).map(chip)) },
@@ -103,8 +113,9 @@ function moduleSums(plan: Plan, graph: Graph): Module[] {
   return rows.filter((row) => row.path);
 }
 
-function ops(state: State, jump: (item: number) => void): HTMLElement {
+function ops(state: State, jump: (item: number) => void): HTMLElement | null {
   const { plan, graph } = state;
+  if (!graph.ops) return null;
   const items = [...graph.names.keys()];
   return table("Ops", [
     { name: "Op", text: true, value: (i) => graph.names[i], show: (i) => link(graph.names[i], `Show ${graph.names[i]} in the graph`, () => jump(i)) },

@@ -6,7 +6,7 @@ import { button, h, key, section } from "./dom";
 import { bytes, count, counted, seconds } from "./format";
 import { modulePath } from "./modules";
 import { Names } from "./names";
-import { type State, boundInTime } from "./state";
+import { type State, boundInTime, unlike, whyNot } from "./state";
 import { AXIS, PAPER_TALL, TimeCanvas, shortened } from "./timecanvas";
 
 const DEVICE = 36; // pixels, with the gap below
@@ -79,9 +79,9 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     notes = [];
     let y = AXIS + 4;
     let hidden = 0;
-    for (const plan of [state.plan, state.other]) {
+    for (const plan of [state.plan, state.rival]) {
       if (!plan) continue;
-      if (state.other) {
+      if (state.rival) {
         titles.push({ text: `${plan.title} · ${seconds(plan.value)}${plan.objective === "throughput" ? " per sample; below, one sample on its way" : ""}`, y: y + TITLE / 2 });
         y += TITLE;
       }
@@ -107,7 +107,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
       });
       y += 8 + FOOT;
       blocks.push({ plan, top, bottom: y });
-      if (state.other) y += 10;
+      if (state.rival) y += 10;
     }
     height = y;
     more.hidden = hidden === 0;
@@ -302,13 +302,14 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     ctx.setLineDash([]);
   }
 
-  /** What a line is, at its foot and before `room`; gives where the text begins. */
+  /** What a line is, at its foot and before `room`, unless that is too little; gives where the text begins. */
   function flag(on: TimeCanvas, { bottom }: Block, time: number, text: string, colour: string, room: number): number {
     const { ctx } = on;
     const x = on.x(time);
     ctx.font = "600 12px system-ui, sans-serif";
     const wide = ctx.measureText(text).width + 10;
     const left = Math.max(on.gutter, x + wide <= room ? x : Math.min(x, room - 1) - wide);
+    if (left + wide > room) return room;
     ctx.fillStyle = colour;
     ctx.fillRect(left, bottom - 19, wide, 18);
     ctx.fillStyle = on.colours.panel;
@@ -455,16 +456,18 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
   const about = h("p", { class: "about" });
   const tell = () => {
     const sample = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
-    about.textContent = `What each device and channel does, over time.${sample} Drag to move, ${hands} to find it in the graph.`;
+    const apart = state.other && !state.rival ? ` ${state.other.title} has no place beside it: ${whyNot(unlike(state.plan, state.other))}.` : "";
+    about.textContent = `What each device and channel does, over time.${sample} Drag to move, ${hands} to find it in the graph.${apart}`;
+    element.hidden = !(state.plan.makespan > 0);
   };
-  state.on(["plan"], tell);
-  tell();
   const element = section(
     "timeline", "Timeline", null, about,
     h("div", { class: "bar" }, tools, legend),
     h("div", { class: "over panel" }, canvas.canvas, tip),
     said,
   );
+  state.on(["plan"], tell);
+  tell();
   return {
     element,
     reveal(item) {

@@ -1,12 +1,11 @@
 // First of all: how fast, how far from the best, how much room is left, and what stands in the way.
 
 import { background } from "./colours";
-import type { Device, Graph, Plan } from "./data";
+import type { Device, Plan } from "./data";
 import { broken, h, key, link } from "./dom";
-import { bytes, change, count, counted, percent, perSecond, seconds, share } from "./format";
+import { against, bytes, count, counted, gap, isOptimal, samplesPerSecond, seconds, share } from "./format";
 import type { GraphView } from "./graph";
-import { shortName } from "./modules";
-import { type State, unlike } from "./state";
+import { type State, unlike, whyNot } from "./state";
 import { offPrediction, withinSpread } from "./verified";
 
 const METERS = 6; // devices whose memory is drawn
@@ -16,7 +15,7 @@ const LOADS = 16;
 
 const PER: Record<string, string> = {
   latency: "for one run",
-  completion: "the sum of the models' ends",
+  completion: "the sum of completion times",
 };
 
 export function verdict(state: State, unfold: Unfold): HTMLElement {
@@ -28,25 +27,27 @@ export function verdict(state: State, unfold: Unfold): HTMLElement {
 }
 
 function cards(state: State): HTMLElement {
-  const { plan, other } = state;
+  const { plan, other, graph } = state;
   const limited = plan.devices.filter((d) => d.memory !== null && d.memory > 0);
   limited.sort((a, b) => b.peak / b.memory! - a.peak / a.memory!);
   const fullest = limited[0];
-  const per = plan.objective === "throughput" ? `per sample, with the pipeline full: ${perSecond(plan.value)}` : PER[plan.objective];
+  const per = plan.objective === "throughput" ? `per sample${samplesPerSecond(plan.value)}` : PER[plan.objective];
   const proved = plan.proved_by ? `, proved by ${plan.proved_by}` : "";
-  const optimal = plan.gap <= 1e-9;
+  const holds = plan.devices.some((d) => d.peak > 0);
   return h(
-    "div", { class: "cards" },
+    "div", { class: `cards ${holds ? "" : "two"}` },
     card("Time", seconds(plan.value), per, other ? compared(state) : null, measured(plan)),
     card(
-      "Gap", optimal ? "optimal" : percent(plan.gap),
-      optimal ? `No plan is faster${proved}.` : `at most: no plan is below ${seconds(plan.bound)}${proved}`,
+      "Gap", gap(plan.gap),
+      isOptimal(plan.gap) ? `No plan is faster${proved}.` : `at most: no plan is below ${seconds(plan.bound)}${proved}`,
       h("div", { class: "meter gap", "aria-hidden": "true" }, h("span", { style: `width:${100 * (1 - plan.gap)}%` })),
     ),
-    fullest
-      ? card("Memory left", bytes(fullest.memory! - fullest.peak), `on ${fullest.name}, the fullest`, h("div", { class: "meters" }, ...limited.slice(0, METERS).map(meter)))
-      : card("Memory left", "no limit", "No device of this box has one."),
-    words(plan.verdict || "Nothing runs."),
+    !holds
+      ? null
+      : fullest
+        ? card("Memory left", bytes(fullest.memory! - fullest.peak), `on ${fullest.name}, the fullest`, h("div", { class: "meters" }, ...limited.slice(0, METERS).map(meter)))
+        : card("Memory left", "no limit", "No device of this box has one."),
+    words(plan.verdict || (graph.ops ? "Nothing takes time." : "Nothing runs.")),
   );
 }
 
@@ -76,7 +77,7 @@ function measured({ verified: seen }: Plan): HTMLElement | null {
   if (!seen) return null;
   const verdict = seen.findings.find(({ claim }) => claim.startsWith("time"))?.verdict;
   const tone = verdict === undefined || withinSpread(seen) ? "" : verdict === "holds" ? "good" : "bad";
-  return h("p", { class: `gain ${tone}` }, `measured ${seconds(seen.placed)}, ${offPrediction(seen, "as")}`);
+  return h("p", { class: `gain ${tone}` }, `measured ${seconds(seen.placed)}, ${offPrediction(seen)}`);
 }
 
 /** What the shown plan gains over the one beside it, and for how many ops. */
@@ -85,8 +86,8 @@ function compared(state: State): HTMLElement {
   const moved = state.moved();
   const ops = moved?.reduce((sum, is, item) => sum + (is ? graph.count[item] : 0), 0);
   const apart = unlike(plan, other!);
-  const gained = other!.value === plan.value ? `as ${other!.title}` : `${change(other!.value, plan.value)} than ${other!.title}`;
-  return h("p", { class: "gain" }, apart.length ? `not comparable with ${other!.title}: another ${apart.join(" and ")}` : gained, ops === undefined ? "" : `; ${count(ops)} of ${count(graph.ops)} ops moved`);
+  const gained = against(other!.value, plan.value, other!.title);
+  return h("p", { class: "gain" }, apart.length ? `not compared with ${other!.title}: ${whyNot(apart)}` : gained, ops === undefined || !graph.ops ? "" : `; ${count(ops)} of ${count(graph.ops)} ops moved`);
 }
 
 // ---- where the time goes
@@ -95,13 +96,13 @@ const SHADES = ["var(--ink)", "var(--channel)", "repeating-linear-gradient(45deg
 
 type Unfold = GraphView["unfold"];
 
-function bars({ plan, graph }: State, unfold: Unfold): (HTMLElement | null)[] {
-  return plan.loads.length ? [loads(plan), pace(plan, graph, unfold)] : [chain(plan, graph, unfold), ends(plan)];
+function bars({ plan }: State, unfold: Unfold): (HTMLElement | null)[] {
+  return plan.loads.length ? [loads(plan), pace(plan, unfold)] : [chain(plan, unfold), ends(plan)];
 }
 
 /** A name, a bar of parts, each as a share of the row, and a number; a click on the name of a module unfolds it. */
-function row(name: string, parts: [number, string][], number: string, more: { pace?: boolean; line?: number; graph?: Graph; unfold?: (() => void) | null } = {}): HTMLElement {
-  const text = h("bdi", {}, more.graph ? shortName(more.graph, name) : name);
+function row(name: string, parts: [number, string][], number: string, more: { pace?: boolean; line?: number; unfold?: (() => void) | null } = {}): HTMLElement {
+  const text = h("bdi", {}, name);
   return h(
     "div", { class: `row${more.pace ? " pace" : ""}` },
     h("span", { class: "name", title: name }, more.unfold ? link(text, `Show ${name} in the graph`, more.unfold) : text),
@@ -120,7 +121,7 @@ function fewest<Row>(rows: Row[], seconds: (row: Row) => number, total: number):
   return rows.length - shown.length === 1 ? [rows, []] : [shown, rows.slice(shown.length)];
 }
 
-function chain(plan: Plan, graph: Graph, unfold: Unfold): HTMLElement | null {
+function chain(plan: Plan, unfold: Unfold): HTMLElement | null {
   const kinds = Object.entries(plan.by_kind);
   const total = kinds.reduce((sum, [, value]) => sum + value, 0);
   if (!total) return null;
@@ -130,7 +131,7 @@ function chain(plan: Plan, graph: Graph, unfold: Unfold): HTMLElement | null {
   const most = Math.max(...shown.map((one) => sum([one])), sum(rest));
   const drawn = (name: string, rows: Plan["by_module"], open: (() => void) | null) => {
     const parts = kinds.map((_, i): [number, string] => [rows.reduce((sum, one) => sum + one.seconds[i], 0) / most, SHADES[i]]);
-    return row(name, parts, `${seconds(sum(rows))} · ${share(sum(rows) / total)}`, { graph, unfold: open });
+    return row(name, parts, `${seconds(sum(rows))} · ${share(sum(rows) / total)}`, { unfold: open });
   };
   return h(
     "div", { class: "card why" },
@@ -183,7 +184,7 @@ function loads(plan: Plan): HTMLElement {
 }
 
 /** What the load that sets the pace is spent on. */
-function pace(plan: Plan, graph: Graph, unfold: Unfold): HTMLElement | null {
+function pace(plan: Plan, unfold: Unfold): HTMLElement | null {
   const modules = plan.pace_modules;
   if (modules.length < 2) return null;
   const where = plan.loads.find((load) => load.sets_pace)!.where;
@@ -191,7 +192,7 @@ function pace(plan: Plan, graph: Graph, unfold: Unfold): HTMLElement | null {
   const sum = (rows: [string, number][]) => rows.reduce((sum, [, value]) => sum + value, 0);
   const [shown, rest] = fewest(modules, ([, value]) => value, sum(modules));
   const most = Math.max(shown[0]?.[1] ?? 0, sum(rest));
-  const drawn = (name: string, value: number, open: (() => void) | null) => row(name, [[value / most, fill]], `${seconds(value)} · ${share(value / sum(modules))}`, { graph, unfold: open });
+  const drawn = (name: string, value: number, open: (() => void) | null) => row(name, [[value / most, fill]], `${seconds(value)} · ${share(value / sum(modules))}`, { unfold: open });
   return h(
     "div", { class: "card why" },
     h("h3", {}, `What ${where} spends it on`),

@@ -2,7 +2,7 @@
 
 import type { Finding, Verified } from "./data";
 import { h, section } from "./dom";
-import { bytes, change, counted, seconds, share } from "./format";
+import { against, bytes, change, counted, seconds } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
 
@@ -11,12 +11,10 @@ export function withinSpread({ predicted, placed, placed_spread: spread }: Verif
   return predicted !== placed && spread > Math.abs(placed - predicted);
 }
 
-/** How far what was measured is off; `same` leads to the prediction where it is as long. */
-export function offPrediction(seen: Verified, same: string): string {
+/** How far what was measured is off. */
+export function offPrediction(seen: Verified): string {
   const { predicted, placed, placed_spread: spread } = seen;
-  const off = change(predicted, placed);
-  const apart = withinSpread(seen) ? `, which is less than the spread of its runs, ± ${seconds(spread)}` : "";
-  return (off === "the same" ? `${same} predicted` : `${off} than predicted`) + apart;
+  return against(predicted, placed, "predicted") + (withinSpread(seen) ? `, which is less than the spread of its runs, ± ${seconds(spread)}` : "");
 }
 
 export function verified(state: State): HTMLElement {
@@ -33,8 +31,8 @@ export function verified(state: State): HTMLElement {
       ["without a plan", seen.plain, seen.plain_spread],
     ];
     const most = Math.max(...bars.map(([, value]) => value)) || 1;
-    const off = `The measured time is ${offPrediction(seen, "the same as")}`;
-    const held = `${seen.holds ? "Everything" : "Not everything"} that the plan claims held${seen.within == null ? "" : `, where the time may be ${share(seen.within)} off`}`;
+    const off = `The measured time is ${offPrediction(seen)}`;
+    const held = `${seen.holds ? "Everything" : "Not everything"} that the plan claims held${seen.within == null ? "" : `, where the time may be ${Number((100 * seen.within).toPrecision(6))}% off`}`;
     holder.replaceChildren(
       h("p", { class: "about" }, `${held}. It was run by ${seen.engine} (${seen.library}). ${off}.`),
       h(
@@ -71,8 +69,7 @@ function isTold({ claim }: Finding): boolean {
 function verdict(finding: Finding): HTMLElement {
   const { claimed, found, verdict } = finding;
   if (!isTold(finding)) return h("span", { class: verdict === "holds" ? "good" : "bad" }, verdict);
-  const off = claimed && found !== null ? found / claimed - 1 : null;
-  return h("span", {}, off === null ? "–" : `${off < 0 ? "−" : "+"}${share(Math.abs(off))}`);
+  return h("span", {}, claimed && found !== null ? change(claimed, found) : "–");
 }
 
 function amount(claim: string, value: number | null): string {

@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placewise.costs import LABELS
-from placewise.graph import Graph, Ints
+from placewise.graph import Graph, Ints, module_parts
 from placewise.plans import Plan
 from placewise.report.explain import KINDS, Step, explain, occupied
 from placewise.simulator import Timeline
+from placewise.terminal import printable
 
 #: More ops or slices than these are joined; a page with as many opens in a moment.
 MAX_ITEMS: Final = 120_000
@@ -38,6 +39,10 @@ MAX_STEPS: Final = 20_000  # of the chain that ends last
 FAN: Final = 48  # what one click unfolds
 FEW: Final = 4  # ops between two modules that need no node of their own
 MOST: Final = 0.8  # of the ops of a node without a module: their kind is its name
+LONGEST: Final = 120  # characters: no one reads a name that fills the screen
+
+_LEFTWARD: Final = "[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+"
+_LEFTWARDS: Final = re.compile(f"{_LEFTWARD}(?: {_LEFTWARD})*")
 
 Array = NDArray[Any]
 
@@ -62,14 +67,55 @@ def to_page(
         tables.append(items.table())
     data = {"graphs": tables, "plans": [shown[i] for i in range(len(plans))], "labels": [*LABELS, "several"]}
     first = plans[0].problem
+    readable = _Readable()
     parts = {
-        "title": html.escape(f"{first.graph.name} on {first.cluster.name}"),
+        "title": html.escape(f"{readable(first.graph.name)} on {readable(first.cluster.name)}"),
         "style": _bundled("page.css"),
         "script": _bundled("page.js"),
-        "data": _packed(data),
+        "data": _packed(readable(data)),
     }
     # In one pass, for a title may hold what looks like the place of another part.
     return re.sub(r"\{\{(title|style|script|data)\}\}", lambda place: parts[place[1]], _bundled("template.html"))
+
+
+class _Readable:
+    """Texts as they can be shown, which differ where names do.
+
+    A name may hold any characters, but not steer what is around it: what cannot be seen is written out, as in the
+    terminal, and what is read from right to left is kept apart, lest the numbers beside it change places.
+    """
+
+    def __init__(self) -> None:
+        self._short: dict[str, str] = {}
+        self._alike: Counter[str] = Counter()
+
+    def __call__(self, value: Any) -> Any:
+        """A text, or all texts within."""
+        if isinstance(value, str):
+            return self._text(self._cut(value))
+        if isinstance(value, dict):
+            return {key: self._prose(one) if key == "verdict" else self(one) for key, one in value.items()}
+        return [self(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+    def _text(self, text: str) -> str:
+        if text.isascii() and text.isprintable():
+            return text
+        return _LEFTWARDS.sub("\N{FIRST STRONG ISOLATE}\\g<0>\N{POP DIRECTIONAL ISOLATE}", printable(text))
+
+    def _cut(self, name: str) -> str:
+        """Without its middle, if it is long; of names that are alike but for their middles, each has a number there."""
+        if len(name) <= LONGEST:
+            return name
+        if name not in self._short:
+            head, tail = name[: LONGEST // 2], name[-LONGEST // 4 :]
+            self._alike[head + tail] += 1
+            number = self._alike[head + tail]
+            self._short[name] = f"{head}…{tail}" if number == 1 else f"{head}…{number}…{tail}"
+        return self._short[name]
+
+    def _prose(self, text: str) -> str:
+        """Names within sentences, without the stop that may follow them."""
+        return self._text(re.sub(rf"\S{{{LONGEST},}}?(?=[.,;:)]?(?:\s|$))", lambda name: self._cut(name[0]), text))
 
 
 def _bundled(name: str) -> str:
@@ -184,7 +230,7 @@ class _Tree:
         self.paths: list[str] = []  # the module; "" where the node is none
         self.leaf = np.zeros(graph.num_ops, np.int64)  # [N] the node right above each op
         self._names, self._kinds, self._grain = graph.op_names, graph.op_kinds, grain
-        self._prefixes, self._texts = _module_prefixes(graph)
+        self._prefixes, self._paths, self._ends = _module_prefixes(graph)
         self._unfold(self._node(-1, graph.name, ""), np.argsort(rank), 0)
 
     def _node(self, parent: int, label: str, path: str) -> int:
@@ -227,8 +273,10 @@ class _Tree:
         for i, after in units:
             inside = ops[starts[i] : ends[after - 1]]
             if module[i] >= 0:
-                path = self._texts[module[i]]
-                self._unfold(self._node(node, path.rpartition(".")[2], path), inside, depth + 1)
+                within = [m for m in self._prefixes[inside[0], depth:].tolist() if m >= 0]
+                within = within if len(inside) == 1 else within[:1]  # around a single op, all modules are one node
+                label = ".".join(self._ends[m] for m in within)
+                self._unfold(self._node(node, label, self._paths[within[-1]]), inside, depth + len(within))
             elif after - i > FEW:
                 self._share(
                     self._node(node, self._between(inside), ""),
@@ -260,27 +308,26 @@ class _Tree:
 
     def _span(self, op: int, module: int, last_op: int, last_module: int) -> str:
         ends = ((op, module), (last_op, last_module))
-        return " … ".join(self._names[o] if m < 0 else self._texts[m].rpartition(".")[2] for o, m in ends)
+        return " … ".join(self._names[o] if m < 0 else self._ends[m] for o, m in ends)
 
 
-def _module_prefixes(graph: Graph) -> tuple[Array, list[str]]:
-    """([N, depth] the modules around each op, the outermost first, then -1; what each of them is called)."""
-    texts: dict[str, int] = {}
+def _module_prefixes(graph: Graph) -> tuple[Array, list[str], list[str]]:
+    """([N, depth] the modules around each op, the outermost first, then -1; the path of each; its last name)."""
+    known: dict[tuple[str, ...], int] = {}
     rows: dict[tuple[str, int], list[int]] = {}
     several = len(graph.models) > 1
     of_op = np.empty(graph.num_ops, np.int64)
     for op, key in enumerate(zip(graph.op_modules, graph.model.tolist(), strict=True)):
         if key not in rows:
-            parts = [graph.models[key[1]]] if several else []
-            parts += key[0].split(".") if key[0] else []
-            rows[key] = [texts.setdefault(".".join(parts[: i + 1]), len(texts)) for i in range(len(parts))]
+            parts = (*(graph.models[key[1]],) * several, *module_parts(key[0]))
+            rows[key] = [known.setdefault(parts[: i + 1], len(known)) for i in range(len(parts))]
         of_op[op] = rows[key][-1] if rows[key] else -1
     depth = max(map(len, rows.values()), default=0)
-    table = np.full((len(texts) + 1, depth), -1)  # the last row is that of no module
+    table = np.full((len(known) + 1, depth), -1)  # the last row is that of no module
     for row in rows.values():
         if row:
             table[row[-1], : len(row)] = row
-    return table[of_op], list(texts)
+    return table[of_op], [".".join(parts) for parts in known], [parts[-1] for parts in known]
 
 
 # ---- what is shown of a plan -----------------------------------------------------------------------------------------

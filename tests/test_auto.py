@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from placewise import apart, driver, planners
 from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.planners import planner
-from placewise.planners.auto import MEMBERS, SEARCHES
+from placewise.planners.auto import MEMBERS, SEARCHES, _lanes, _race
 from placewise.problem import Execution
 from problems import problem_of, random_problem
 
@@ -238,6 +239,58 @@ def test_a_search_elsewhere_ends_with_the_plan_however_that_ends(monkeypatch):
     assert plan(three_ops(), "boss", budget=Budget(seconds=600)).stopped == "interrupted"
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.skipif(not apart.POSSIBLE, reason="there is no fork here")
+def test_each_core_to_spare_takes_one_search(monkeypatch):
+    monkeypatch.setattr(driver, "cores", lambda: 3)
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Waits for others."""
+        with ctx.elsewhere("poor", finds([0, 0, 0])) as one, ctx.elsewhere("other", finds([0, 1, 1])) as two:
+            assert None not in (one, two)
+            assert ctx.cores_to_spare == 0
+            with ctx.elsewhere("third", finds([0, 0, 0])) as three:
+                assert three is None
+            while ctx.best_value > 2.0 and not ctx.should_stop():
+                time.sleep(0.01)
+        assert ctx.cores_to_spare == 2
+
+    found = plan(three_ops(), "boss", budget=Budget(seconds=20))
+    assert (found.value, found.found_by) == (2.0, "other")
+
+
+def test_searches_are_dealt_to_the_cores_to_spare():
+    small, middle, large = (problem_of(np.ones((ops, 2))) for ops in (3, 400, 20_001))
+    for problem in (small, middle, large, problem_of(np.ones((3, 1)))):
+        assert _lanes(problem, 0) == []
+    assert _lanes(problem_of(np.ones((3, 1))), 1) == []
+    assert _lanes(middle, 1) == [["multilevel"]]
+    for spare in range(1, 12):
+        assert _lanes(large, spare) == [["multilevel"]]
+        lanes = _lanes(small, spare)
+        assert sorted(name for lane in lanes for name in lane) == sorted(SEARCHES)
+        assert len(lanes) == min(spare, len(SEARCHES))
+        assert [] not in lanes
+        first, *others = _lanes(middle, spare)
+        assert first == ["multilevel"]
+        assert len(others) == min(spare - 1, len(SEARCHES) - 1)
+
+
+@pytest.mark.skipif(not apart.POSSIBLE, reason="there is no fork here")
+def test_a_race_elsewhere_says_who_found_the_plan(monkeypatch):
+    monkeypatch.setattr(driver, "cores", lambda: 2)
+    problem = random_problem(np.random.default_rng(3), max_ops=40, objective="latency", stored=0.0)
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Leaves all to others."""
+        with ctx.elsewhere("race", partial(_race, names=["local-search", "genetic"])) as other:
+            while not other.done and not ctx.should_stop():
+                time.sleep(0.01)
+
+    assert plan(problem, "boss", budget=Budget(seconds=2)).found_by in ("local-search", "genetic")
 
 
 @pytest.mark.parametrize(("budget", "cores"), [(Budget(evaluations=9), 2), (Budget(1.0, 9), 2), (Budget(1.0), 1)])

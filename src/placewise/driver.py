@@ -80,6 +80,15 @@ class _Stop(BaseException):
     """Ends a planner that asks for more than its budget. Not an Exception, so that no planner swallows it."""
 
 
+@dataclass
+class _Elsewhere:
+    """A search in another process."""
+
+    name: str
+    process: Apart
+    spent: int = 0  # evaluations that count here already
+
+
 class Context:
     """What a planner has besides the problem: random numbers, the simulator, the incumbent, and when to stop."""
 
@@ -111,7 +120,7 @@ class Context:
         self.proved_by = ""  # who proved the bound, where it is above what holds for any planner
         self._parent: Context | None = None
         self._within: Context | None = None  # where what this one spends counts too
-        self._elsewhere: Apart | None = None  # a search in another process
+        self._elsewhere: list[_Elsewhere] = []
         self._budget = budget
         self._on_progress = on_progress
         self._clock, self._began, self._reported = clock, clock(), time.perf_counter()
@@ -274,45 +283,55 @@ class Context:
 
     @contextmanager
     def elsewhere(self, name: str, search: Callable[[Context], Iterable[float]]) -> Iterator[Apart | None]:
-        """Let a search run on another core, if there is one, beside what happens in the block.
+        """Let a search run on another core, if there is one to spare, beside what happens in the block.
 
-        It does there what it does by itself with this seed; what it finds counts here soon after. A budget in
-        evaluations is spent in one process, as else the same seed would not give the same plan.
+        It does there what it does by itself with this seed; what it finds counts here soon after.
         """
-        if math.isinf(self.seconds_left) or self.evaluations_left < sys.maxsize or cores() < 2 or not apart.POSSIBLE:
+        if not self.cores_to_spare:
             yield None
             return
         budget = Budget(seconds=max(_EARLIER * self.seconds_left, 1e-3))
 
         def work(send: Callable[[Any], None]) -> None:
-            member, sent = Context(self.problem, budget, self.seed, self.lower_bound, None, clock=self._clock), 0.0
+            member, sent = Context(self.problem, budget, self.seed, self.lower_bound, None, name, self._clock), 0.0
             with suppress(_Stop):
                 for _ in search(member):
                     if member.history and member.seconds > sent + _REPORT_EVERY:
                         sent = member.seconds
-                        send((member.best, member.best_value, member.evaluations))
-            send((member.best, member.best_value, member.evaluations))
+                        send((member.best, member.best_value, member.evaluations, member.found_by))
+            send((member.best, member.best_value, member.evaluations, member.found_by))
 
-        with Apart(work) as self._elsewhere:
-            self._elsewhere_name, self._elsewhere_spent = name, 0
+        with Apart(work) as process:
+            self._elsewhere.append(_Elsewhere(name, process))
             try:
-                yield self._elsewhere
+                yield process
             finally:
                 self._hear()
-                self._elsewhere = None
+                self._elsewhere = [other for other in self._elsewhere if other.process is not process]
+
+    @property
+    def cores_to_spare(self) -> int:
+        """On how many more a search may run elsewhere.
+
+        A budget in evaluations is spent in one process, as else the same seed would not give the same plan.
+        """
+        if math.isinf(self.seconds_left) or self.evaluations_left < sys.maxsize or not apart.POSSIBLE:
+            return 0
+        return max(0, cores() - 1 - len(self._elsewhere))
 
     def _hear(self) -> None:
-        """Take over what the search elsewhere has found."""
-        for news in self._elsewhere.received() if self._elsewhere else ():
-            if isinstance(news, Exception):
-                warnings.warn(f"planner {self._elsewhere_name!r} failed: {news}", RuntimeWarning, stacklevel=2)
-                continue
-            best, value, spent = news
-            self.spend(spent - self._elsewhere_spent)
-            self._elsewhere_spent = spent
-            if value < self.best_value:
-                self._remember(value, *best)
-                self.found_by = self._elsewhere_name
+        """Take over what searches elsewhere have found."""
+        for other in self._elsewhere:
+            for news in other.process.received():
+                if isinstance(news, Exception):
+                    warnings.warn(f"planner {other.name!r} failed: {news}", RuntimeWarning, stacklevel=2)
+                    continue
+                best, value, spent, found_by = news
+                self.spend(spent - other.spent)
+                other.spent = spent
+                if value < self.best_value:
+                    self._remember(value, *best)
+                    self.found_by = found_by
 
     def interrupt(self) -> None:
         """Ask the planner to stop (Ctrl-C)."""

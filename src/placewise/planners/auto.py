@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -48,7 +48,8 @@ _SHARE: Final = {
     "fit": 0.5,
     "cpsat": 0.15,
     "m-sct": 0.05,
-    **dict.fromkeys(("ideals", "milp", "slot-search", "slot-milp", "series"), 0.3),
+    "milp": 0.6,
+    **dict.fromkeys(("ideals", "slot-search", "slot-milp", "series"), 0.3),
 }
 _USUAL_SHARE: Final = 0.1
 _STREAMING: Final = 0.3  # of what is left, for layers that are streamed where memory is short
@@ -57,6 +58,7 @@ _MANY: Final = 300  # units; beyond, `multilevel` is worth a core of its own
 _DEEP: Final = 600  # units; beyond, the race would give it up on its coarse levels: without that core, it begins
 _AHEAD: Final = 0.4  # of what is left, before the race;
 _WHOLE: Final = 0.6  # of all, which it shares out among its levels
+_ANNEALING: Final = 0.25  # of what is left, before heats that would give it up while it is hot
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
 _PROVABLE: Final = 300  # units x devices, for one constraint programme
 _CLIMBS: Final = 3  # plans, the best ones, from which searches begin
@@ -82,17 +84,32 @@ def auto(problem: Problem, ctx: Context) -> None:
     Successive halving (Jamieson, Talwalkar 2016, arXiv:1502.07943). Each search does what it does by itself with the
     same seed, so what it finds with its part of the budget is found. Beside them, moves of single units and of groups
     of all sizes start from the best plans of quick methods, as where a search begins decides where it ends. It ends
-    when the gap is closed, the time is up or nothing helps any more. Above 300 units, `multilevel` has a core for
-    itself if there is a second one and the budget is in seconds; else, above 600, it begins before the race.
+    when the gap is closed, the time is up or nothing helps any more. With a budget in seconds and cores to spare,
+    searches race there from the beginning; above 300 units, `multilevel` has the first of these cores for itself.
+    Without, above 600, it begins before the race.
     """
-    many = problem.num_units > _MANY
-    with ctx.elsewhere("multilevel", descend) if many else nullcontext() as other:
+    with ExitStack() as stack:
+        others = []
+        for names in _lanes(problem, ctx.cores_to_spare):
+            search = SEARCHES[names[0]] if len(names) == 1 else partial(_race, names=names)
+            others.append((names, stack.enter_context(ctx.elsewhere(names[0], search))))
         if problem.num_units > _LARGE:
             _large(ctx)
         else:
-            _race(problem, ctx, other is not None)
-        while other and not other.done and not ctx.should_stop():
+            _play(problem, ctx, [name for names, _ in others for name in names])
+        while any(not other.done for _, other in others if other) and not ctx.should_stop():
             time.sleep(_GLANCE)
+
+
+def _lanes(problem: Problem, spare: int) -> list[list[str]]:
+    """Which searches go to which of the cores to spare."""
+    if problem.num_devices == 1 or not problem.num_units:
+        return []
+    first = [["multilevel"]] if problem.num_units > _MANY else []
+    small = problem.num_units <= _LARGE
+    names = [name for name in SEARCHES if small and [name] not in first and get(name).why_not(problem) is None]
+    rest = max(0, spare - len(first))
+    return [*first[:spare], *(names[i::rest] for i in range(min(rest, len(names))))]
 
 
 def _large(ctx: Context) -> None:
@@ -104,9 +121,9 @@ def _large(ctx: Context) -> None:
     ctx.delegate("multilevel")
 
 
-def _race(problem: Problem, ctx: Context, helped: bool) -> None:
-    """Starts, proofs and the race; `helped` by `multilevel` elsewhere."""
-    plans, multilevel = _starts(problem, ctx, helped)
+def _play(problem: Problem, ctx: Context, away: list[str]) -> None:
+    """Starts, proofs and the race of those searches that are not away."""
+    plans, multilevel = _starts(problem, ctx, "multilevel" in away)
     for name in ("cpsat", "fit") if ctx.best is None else ():  # half the budget was not enough: memory comes first
         ctx.delegate(name, share=0.8)
     if problem.num_devices == 1 and problem.objective == "completion":
@@ -121,23 +138,10 @@ def _race(problem: Problem, ctx: Context, helped: bool) -> None:
         for name, start in list(plans.items())[:_CLIMBS]
     ]
     runners += [multilevel] if multilevel else []
-    for name, search in SEARCHES.items():
-        if get(name).why_not(problem) is None and not (name == "multilevel" and (helped or multilevel)):
-            runners.append(_Runner(ctx, name, search))
-    out: list[_Runner] = []
-    while runners and not ctx.should_stop():
-        heats = math.ceil(math.log(len(runners), 3)) + _FINAL
-        began, share = ctx.spent, (1.0 - ctx.spent) / heats if len(runners) > 1 else 1.0
-        for i, runner in enumerate(runners):
-            runner.run(ctx, began + share * (i + 1) / len(runners))
-        runners.sort(key=lambda runner: runner.best)
-        third = math.ceil(len(runners) / 3)
-        runners, out = [runner for runner in runners[:third] if not runner.done], runners[third:] + out
-        if helped and len(runners) == 1 and ctx.best is not None and ctx.best_value < runners[0].best:
-            again = partial(_climb, start=ctx.best[0], levels=levels)  # from what was found elsewhere
-            runners.append(_Runner(ctx, f"local search from {ctx.found_by}", again, seed=int(ctx.rng.integers(2**31))))
-    for runner in out:  # the best have come to an end, and there is time for second thoughts
-        runner.run(ctx, 1.0)
+    at_home = [name for name in SEARCHES if name not in away and get(name).why_not(problem) is None]
+    runners += [_Runner(ctx, name, SEARCHES[name]) for name in at_home if name != "multilevel" or not multilevel]
+    for _ in _halve(ctx, runners, levels if away else None):
+        pass
     before = math.inf
     while ctx.best_value < before and not ctx.should_stop():  # and, while it helps, for better luck
         before = ctx.best_value
@@ -147,6 +151,38 @@ def _race(problem: Problem, ctx: Context, helped: bool) -> None:
     for name in _exact(problem):  # and for proofs, if the budget will end them
         if math.isfinite(ctx.seconds_left) or (name == "cpsat" and ctx.evaluations_left < sys.maxsize):
             ctx.delegate(name)
+
+
+def _race(ctx: Context, names: list[str]) -> Iterator[float]:
+    """Searches by themselves."""
+    return _halve(ctx, [_Runner(ctx, name, SEARCHES[name]) for name in names])
+
+
+def _halve(ctx: Context, runners: list[_Runner], levels: list[Level] | None = None) -> Iterator[float]:
+    """Heats, after each of which two of three give up; yields the best value.
+
+    With `levels`, the last one is joined by a climb from what was found elsewhere, if that is better.
+    """
+    out: list[_Runner] = []
+    for runner in runners:
+        if runner.name == "order-search" and math.isfinite(ctx.seconds_left):
+            runner.run(ctx, ctx.spent + _ANNEALING * (1.0 - ctx.spent))
+            yield ctx.best_value
+    while runners and not ctx.should_stop():
+        heats = math.ceil(math.log(len(runners), 3)) + _FINAL
+        began, share = ctx.spent, (1.0 - ctx.spent) / heats if len(runners) > 1 else 1.0
+        for i, runner in enumerate(runners):
+            runner.run(ctx, began + share * (i + 1) / len(runners))
+            yield ctx.best_value
+        runners.sort(key=lambda runner: runner.best)
+        third = math.ceil(len(runners) / 3)
+        runners, out = [runner for runner in runners[:third] if not runner.done], runners[third:] + out
+        if levels and len(runners) == 1 and ctx.best is not None and ctx.best_value < runners[0].best:
+            again = partial(_climb, start=ctx.best[0], levels=levels)
+            runners.append(_Runner(ctx, f"local search from {ctx.found_by}", again, seed=int(ctx.rng.integers(2**31))))
+    for runner in out:  # the best have come to an end, and there is time for second thoughts
+        runner.run(ctx, 1.0)
+        yield ctx.best_value
 
 
 def _order(problem: Problem, ctx: Context) -> None:

@@ -26,7 +26,8 @@ from placewise.simulator.alike import alike
 from placewise.simulator.throughput import held_bytes, sent_share
 
 _BATCH = 2_000_000  # entries of placements that are evaluated at once
-_STEPS = 1.0e8  # of dynamic programming: well below a second
+_STEPS = 1.0e8  # of dynamic programming: well below a second,
+_PER_SECOND = 3.0e7  # if there is so much time
 _MOST_PAIRS = 100_000  # of arcs in the graph of device sets
 _FOLDS = 4  # rounds
 _BEHIND = 2.0**-20  # of a place in the program
@@ -251,7 +252,8 @@ def pipeline_dp(problem: Problem, ctx: Context) -> Ints | None:
     if not problem.num_units:
         return np.zeros(0, np.int32)
     orders, every = _device_orders(problem)
-    most = int(np.clip((2 * _STEPS / orders.pairs) ** 0.5, 8, _MOST_CUTS))
+    steps = min(_STEPS, _PER_SECOND * ctx.seconds_left)
+    most = int(np.clip((2 * steps / orders.pairs) ** 0.5, 8, _MOST_CUTS))
     together = colocate_backward(problem)
     forms = [problem, together] if together.num_units < problem.num_units else [problem]
     for lenient in (False, True):

@@ -406,6 +406,16 @@ def test_llama_cpp_puts_layers_where_the_plan_does(last_of_first):
     assert overrides == ""
 
 
+def test_an_output_that_is_the_embedding_takes_it_along():
+    """It has the embedding's name, so llama.cpp is told of both."""
+    fitted = engines.get("llama.cpp").fit(problem("gpt-2", box(24, 24)))
+    placement = np.where(pieces(fitted.graph).of_op > pieces(fitted.graph).layers[-1], 0, 1).astype(np.int32)
+    placement = placement[fitted.first_of_unit][fitted.unit]
+    placement[fitted.unit == fitted.unit[fitted.graph.op_index("transformer.wte.embedding")]] = 0
+    flags = engines.get("llama.cpp").export(Plan(fitted, placement, None, 1.0, 0.0, "hand", "0"))
+    assert flags.endswith("-ot '^(output|token_embd)=CUDA0'\n")
+
+
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.lists(st.integers(0, 3), min_size=65, max_size=65), st.sampled_from([1, 6, 32]))
 def test_llama_cpp_puts_every_tensor_where_the_plan_does(places, runs):
@@ -455,14 +465,14 @@ def test_caches_of_llama_cpp_are_where_the_plan_has_them(model, memory, host):
 
 def test_a_card_too_small_for_the_head_has_layers_all_the_same():
     """The output has no cache, so it may be elsewhere than its slot; with GPT-2 it is the embedding."""
-    for model, card in (("llama-3-8b-decode", 1), ("gpt-2", 0.14)):
+    for model, card, names in (("llama-3-8b-decode", 1, "^output"), ("gpt-2", 0.14, "^(output|token_embd)")):
         fitted = engines.get("llama.cpp").fit(problem(model, box(card)))
         found = pieces(fitted.graph)
         made = plan(fitted, "auto", budget=Budget(evaluations=50))
         slots, overrides = slots_of(engines.get("llama.cpp").export(made), len(found.layers))
         assert slots.count(0) > 10
-        assert overrides.endswith("^(output|token_embd)=CPU")
-        assert buffer_of("output.weight", slots, overrides) == buffer_of("token_embd.weight", slots, overrides) == "CPU"
+        assert overrides.endswith(f"{names}=CPU")
+        assert buffer_of("output.weight", slots, overrides) == "CPU"
 
 
 def test_llama_cpp_keeps_the_first_layers_on_the_cpu(capsys):
@@ -490,8 +500,21 @@ def test_llama_cpp_takes_gpus_in_the_order_of_the_layers_and_by_its_own_names(ca
     gpus = [replace(device, name=f"Vulkan{1 - i}") for i, device in enumerate(found.problem.cluster.devices[:2])]
     cluster = full_mesh([*gpus, found.problem.cluster.devices[2]], 20e9)
     found = by_hand("llama.cpp", "llama-3-8b", cluster, lambda piece: 1 - layer_split(19)(piece))
-    assert engines.get("llama.cpp").export(found) == "-c 512 -ngl 33 -dev Vulkan0,Vulkan1 -ts 20,13\n"
+    assert engines.get("llama.cpp").export(found) == "-c 512 -ngl 33 -ts 20,13\n"  # in the order that it has itself
+    found = by_hand("llama.cpp", "llama-3-8b", cluster, layer_split(19))
+    assert engines.get("llama.cpp").export(found) == "-c 512 -ngl 33 -dev Vulkan1,Vulkan0 -ts 20,13\n"
     assert capsys.readouterr().err == ""
+
+
+def test_llama_cpp_is_told_the_servers_whose_devices_a_plan_uses():
+    """Devices are numbered along the servers; their buffers have the number that the server knows."""
+    names = ["RPC1[one:50052]", "RPC0[two:50052]"]
+    gpus = [replace(device, name=name) for device, name in zip(box(24, 24).devices, names, strict=False)]
+    cluster = full_mesh([*gpus, box(24, 24).devices[2]], 20e9)
+    found = by_hand("llama.cpp", "llama-3-8b", cluster, lambda piece: layer_split(19)(piece) ^ (piece == "lm_head"))
+    assert engines.get("llama.cpp").export(found) == (
+        "-c 512 -ngl 33 --rpc one:50052,two:50052 -dev RPC1,RPC2 -ts 20,13 -ot '^output=RPC1[one:50052]'\n"
+    )
 
 
 def test_the_context_of_llama_cpp_is_that_of_the_plan(capsys):

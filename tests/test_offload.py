@@ -394,6 +394,13 @@ def test_a_plan_exports_as_a_device_map_and_as_flags(capsys):
     assert "and llama.cpp computes there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_llama_cpp_takes_the_parts_of_every_model(kind):
+    """Also where an embedding does more than look up."""
+    found = by_hand(problem_of(kind, 9.0), lambda _: (0, 0))
+    assert engines.get("llama.cpp").export(found) == "-c 17 -ngl 7\n"
+
+
 @pytest.mark.parametrize(("computed", "streamed", "flag"), [(1, 2, False), (2, 1, True), (1, 0, True)])
 def test_llama_cpp_copies_weights_for_a_prompt_where_the_plan_streams_more_than_it_computes(computed, streamed, flag):
     graph = from_transformers(CONFIGS["dense"], prompt=64)

@@ -28,7 +28,9 @@ _FULL: Final = 0.9
 #: (`min_batch_size` in ggml/src/ggml-cuda/ggml-cuda.cu, `offload_op`).
 _LARGE_BATCH: Final = 32
 _FEED_FORWARD: Final = "ffn_(up|down|gate).*"
-_THEIR_NAMES: Final = re.compile(r"(CUDA|ROCm|MUSA|Vulkan|SYCL|CANN|OpenCL|Metal|RPC)\d*(\[.*\])?")
+#: Devices whose buffers have their names, and those of servers, whose buffers are called so: device d of host:port.
+_THEIR_NAMES: Final = re.compile(r"(CUDA|ROCm|MUSA|MTL|Vulkan|SYCL|CANN|OPENVINO)(\d+)")
+_ON_SERVERS: Final = re.compile(r"RPC(\d+)\[(.+)\]")
 
 
 def layers_and_feed_forward(problem: Problem) -> Problem:
@@ -87,17 +89,35 @@ def _devices_of_slots(
     held: NDArray[Any], kept: NDArray[Any], hosts: Sequence[int], gpus: Sequence[int],
     room: Sequence[float],
 ) -> NDArray[np.int64]:  # fmt: skip
-    """Of each layer: GPUs, by what they have room for and layers hold; the first on the host, if too much is kept."""
-    first = int((np.cumsum(kept[::-1])[::-1] > sum(room)).sum()) if hosts else 0
-    rest = held[first:]
-    middle = (np.cumsum(rest) - rest / 2) / (rest.sum() or 1.0)
-    turn = np.searchsorted(np.cumsum(room)[:-1] / (sum(room) or 1.0), middle)
-    return np.concatenate([np.full(first, hosts[0] if hosts else 0), np.array(gpus)[turn]])
+    """Of each layer: GPUs, by what they have room for and layers hold; the first on the host, if too much is kept.
+
+    `kept` is what has to be with the slot. Where shares leave no room for that, each GPU has as many layers as it can.
+    """
+    for first in range(len(held) if hosts else 1):
+        rest, keeps = held[first:], kept[first:]
+        middle = (np.cumsum(rest) - rest / 2) / (rest.sum() or 1.0)
+        shared = np.searchsorted(np.cumsum(room)[:-1] / (sum(room) or 1.0), middle)
+        for turn in (shared, _filled(keeps, room)):
+            if (np.bincount(turn, keeps, len(room))[: len(room)] <= room).all() and (turn < len(room)).all():
+                return np.concatenate([np.full(first, hosts[0] if hosts else 0), np.array(gpus)[turn]])
+    return np.full(len(held), hosts[0]) if hosts else np.array(gpus)[shared]
+
+
+def _filled(sizes: NDArray[Any], room: Sequence[float]) -> NDArray[np.int64]:
+    """One after the other into the first of these, then into the next; what has no room is beyond the last."""
+    turn, left, found = 0, list(room), []
+    for size in sizes.tolist():
+        while turn < len(left) and size > left[turn]:
+            turn += 1
+        if turn < len(left):
+            left[turn] -= size
+        found.append(turn)
+    return np.array(found)
 
 
 @engine("llama.cpp", fit=layers_and_feed_forward, versions="llama.cpp of May 2025 and later")
 def llama_cpp(plan: Plan) -> str:
-    """Flags: -c, -ngl, -dev, -ts, -ot, for llama-server and llama-cli.
+    """Flags: -c, -ngl, --rpc, -dev, -ts, -ot, for llama-server and llama-cli.
 
     A layer slot i (the output is the last) is on the first device whose cumulative share of `-ts` exceeds
     (i - first slot on a GPU) / slots on GPUs, and slots before are on the CPU (src/llama-model.cpp, `load_tensors`).
@@ -116,7 +136,8 @@ def llama_cpp(plan: Plan) -> str:
     head = _device(plan, found.of_op == after[-1], found.names[after[-1]]) if after else rest[-1]
     wanted = [device if device is not None else rest[0] for device in [*rest, head]]
     # Slots in runs: first the CPU's, then each GPU's, in the order in which the layers come to it.
-    usual = sorted((d for d in range(len(host)) if not host[d]), key=lambda d: accelerator_number(cluster, d))
+    names, buffers, servers = _names(cluster, set(plan.placement.tolist()))
+    usual = sorted(names, key=lambda d: int(re.sub(r"\D", "", names[d])))
     order = list(dict.fromkeys(d for d in wanted if d is not None and not host[d]))
     order += [d for d in usual if d in sparse and d not in order]
     first = next((i for i, device in enumerate(wanted) if device in order), len(wanted))
@@ -127,14 +148,16 @@ def llama_cpp(plan: Plan) -> str:
             at = order.index(device)
         share[at] += 1
         base[i] = order[at]
-    buffers = {d: "CPU" if host[d] else _buffer(cluster, d) for d in range(len(host))}
     patterns = _patterns([(rf"blk\.({{}})\.{_FEED_FORWARD}", sparse, rest), (r"blk\.({})\.", rest, base[:-1])], buffers)
     if wanted[-1] is not None and wanted[-1] != base[-1]:
-        # An output that is the embedding has its name. The embedding itself is on the CPU in any case.
-        patterns.append(f"{'^(output|token_embd)' if host[wanted[-1]] else '^output'}={buffers[wanted[-1]]}")
+        embedding = problem.unit[problem.graph.op_kinds.index("embedding")]
+        tied_to_it = bool((problem.unit[found.of_op == after[-1]] == embedding).any()) if after else False
+        patterns.append(f"{'^(output|token_embd)' if tied_to_it else '^output'}={buffers[wanted[-1]]}")
     flags = [f"-ngl {len(wanted) - first}"]
-    if order and order != usual:
-        flags.append(f"-dev {','.join(buffers[d] for d in order)}")
+    if order and servers:
+        flags.append(f"--rpc {','.join(servers)}")  # before what names their devices
+    if order and (order != usual or servers):
+        flags.append(f"-dev {','.join(names[d] for d in order)}")
     if len(order) > 1:
         flags.append(f"-ts {','.join(map(str, share))}")
     if patterns:
@@ -184,10 +207,27 @@ def _context(graph: Graph, computed: int, streamed: int) -> list[str]:
     return flags
 
 
-def _buffer(cluster: Cluster, device: int) -> str:
-    """What llama.cpp calls a GPU: its name in the cluster if it is one of llama.cpp's, else by number, as CUDA's."""
-    name = cluster.device_names[device]
-    return name if _THEIR_NAMES.fullmatch(name) else f"CUDA{accelerator_number(cluster, device)}"
+def _names(cluster: Cluster, used: set[int]) -> tuple[dict[int, str], dict[int, str], list[str]]:
+    """What llama.cpp calls GPUs, what it calls the buffers of all devices, and the servers that some are on.
+
+    Names in the cluster may be llama.cpp's; others are CUDA's, by number. Devices of servers are numbered along these.
+    """
+    gpus = [d for d, device in enumerate(cluster.devices)
+            if device.kind == "gpu" or (device.kind != "cpu" and d in used)]  # fmt: skip
+    remote = {d: (int(found[1]), found[2]) for d in gpus if (found := _ON_SERVERS.fullmatch(cluster.device_names[d]))}
+    servers: dict[str, int] = {}  # and how many devices they have
+    for number, server in remote.values():
+        servers[server] = max(servers.get(server, 0), number + 1)
+    before = dict(zip(servers, np.cumsum([0, *servers.values()]).tolist(), strict=False))
+    names = {}
+    for d in gpus:
+        name = cluster.device_names[d]
+        if d in remote:
+            names[d] = f"RPC{before[remote[d][1]] + remote[d][0]}"
+        else:
+            names[d] = name if _THEIR_NAMES.fullmatch(name) else f"CUDA{accelerator_number(cluster, d)}"
+    hosts = {d: "CPU" for d, device in enumerate(cluster.devices) if device.kind == "cpu"}
+    return names, hosts | names | {d: cluster.device_names[d] for d in remote}, list(servers)
 
 
 def _say(text: str) -> None:

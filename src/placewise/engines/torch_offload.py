@@ -56,9 +56,11 @@ def parts_and_weights(problem: Problem) -> Problem:
     known = np.full(seconds.shape, LABELS.index("measured"))
     works = ~graph.is_stored & ((graph.flops > 0) | (graph.bytes_accessed > 0))
     np.minimum.at(known, label[works], problem.costs.label[works])
+    looked_up = {int(label[op]) for op, kind in enumerate(graph.op_kinds) if kind == "embedding"}
     small = replace(
         small,
         op_names=tuple(names),
+        op_kinds=tuple("embedding" if op in looked_up else kind for op, kind in enumerate(small.op_kinds)),
         op_modules=tuple("" if name in free else name.removesuffix(WEIGHTS).removesuffix(AFTER) for name in names),
         op_signatures=_signatures(graph, label, small.num_ops),
         scratch=_workspace(graph, label, small),

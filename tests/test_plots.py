@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from placewise import Budget, plan
 from placewise.driver import Outcome, compare
 from placewise.errors import InvalidInput
-from placewise.report.plots import _styles, plot, ratios_to_best
+from placewise.report.plots import _Apart, _quality_over_time, _styles, plot, ratios_to_best
 from problems import problem_of
 
-pytest.importorskip("matplotlib")
+Figure = pytest.importorskip("matplotlib.figure").Figure
 NAMES = ("single", "random", "local-search")
 
 
@@ -22,7 +24,7 @@ def compared(*scales):
 
 
 def texts(path):
-    return {node.text for node in ElementTree.parse(path).iter() if node.text and node.text.strip()}
+    return {node.text.strip() for node in ElementTree.parse(path).iter() if node.text and node.text.strip()}
 
 
 def test_ratios_are_to_the_best_of_each_problem():
@@ -53,6 +55,39 @@ def test_what_is_off_the_picture_is_told(tmp_path):
     assert {"bad", "(100.0x best, off the picture)"} <= texts(tmp_path / "one.svg")
     plot([found] * 2, tmp_path / "two.svg")
     assert {"bad", "(on none within 2x, off the picture)", "lost", "(no plan)"} <= texts(tmp_path / "two.svg")
+
+
+def test_curves_that_end_level_are_drawn_apart_and_said(tmp_path):
+    """Two of three."""
+    (found,) = compared(1.0)
+    best = next(row.plan for row in found if row.plan)
+    values = {"first": best.value, "second": best.value, "third": 1.5 * best.value}
+    rows = [Outcome(name, replace(best, planner=name, value=value, history=())) for name, value in values.items()]
+    plot([rows], tmp_path / "one.svg")
+    plot([rows] * 2, tmp_path / "two.svg")
+    assert {"2 end level,", "each drawn above the last:"} <= texts(tmp_path / "one.svg")
+    assert {"2 have one curve,", "each drawn above the last:"} <= texts(tmp_path / "two.svg")
+    figure = Figure()
+    axes = figure.add_subplot()
+    apart = _Apart(axes, [1.0, 1.0, 1.0 + 1e-12, 1.1], "end level")
+    moved = [apart.next("a")["transform"].transform((0.0, 0.0))[1] - axes.transData.transform((0.0, 0.0))[1]
+             for _ in range(4)]  # fmt: skip
+    assert np.diff(moved[:3]) == pytest.approx([2.5 / 72 * figure.dpi] * 2)
+    assert moved[0] == moved[3] == 0.0
+
+
+@pytest.mark.parametrize("last", [0.004, 0.03, 0.2, 7.0, 300.0])
+def test_times_on_the_axis_are_apart(tmp_path, last):
+    (found,) = compared(1.0)
+    plans = [replace(row.plan, seconds=last, history=()) for row in found if row.plan]
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    _quality_over_time(axes, plans)
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    inside = [box for box in boxes if 0 <= box.x0 <= figure.bbox.width]
+    assert len(inside) > 2
+    assert all(a.x1 + 10 < b.x0 for a, b in pairwise(inside))
 
 
 def test_a_long_legend_is_whole(tmp_path):

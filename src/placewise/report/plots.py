@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from placewise.driver import Outcome
 from placewise.errors import InvalidInput
@@ -23,7 +26,10 @@ FORMATS: Final = (".svg", ".png")
 _COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#B8A800")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: Final = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (9, 2)))
-_THIN, _THICK = 1.3, 2.6  # of the best, which is drawn last, and of the last: what is equal shines through
+_THIN, _THICK = 1.3, 2.6  # of the best, which is drawn last, and of the last: what is nearly equal shines through
+_APART, _WIDEST = 2.5, 30.0  # points: between curves that end level, and of all of these together
+_INDENT: Final = "\u2002"  # a space that no reader of SVG drops
+_MOMENT: Final = 1e-3  # seconds; less is no matter
 _END: Final = 1e9  # off any picture
 _WORST: Final = 2.0  # times the best: what is beyond is off the picture, where it would dwarf the rest
 _LINE: Final = 0.19  # inches of a legend
@@ -66,13 +72,14 @@ def _quality_over_time(axes: Axes, plans: Sequence[Plan]) -> None:
     """The value of the best plan so far, as a share of the best in the end, by the seconds that it took."""
     best = min((plan.value for plan in plans), default=1.0)
     last = max((plan.seconds for plan in plans), default=1.0)
+    apart = _Apart(axes, [plan.value / best for plan in plans], "end level")
     for plan, style in zip(plans, _styles(len(plans)), strict=True):
         steps = [(seconds, value / best) for seconds, _, value in plan.history]
         steps = [*steps, (max(plan.seconds, steps[-1][0] if steps else 0.0), plan.value / best)]
         seconds, values = zip(*steps, strict=True)
         ends = plan.value / best
         name = plan.planner if ends <= _WORST else f"{plan.planner}\n({ends:.1f}x best, off the picture)"
-        axes.step(seconds, values, where="post", label=name, markevery=[-1], **style)
+        axes.step(seconds, values, where="post", markevery=[-1], **apart.next(name), **style)
     if plans:
         bound = plans[0].lower_bound / best
         worst = max(plan.value / best for plan in plans if plan.value <= _WORST * best)
@@ -80,8 +87,12 @@ def _quality_over_time(axes: Axes, plans: Sequence[Plan]) -> None:
         axes.set_ylim(max(bound, 0.5) - 0.02, worst + 0.02)
         problem = plans[0].problem
         _title(axes, problem.graph.name, problem)
-    axes.set_xscale("symlog", linthresh=max(last / 100, 1e-3))
-    axes.set_xlim(left=0.0)
+    if last > 10 * _MOMENT:  # from there on by powers of ten, two or three of them
+        first = max(math.floor(math.log10(last)) - 2, round(math.log10(_MOMENT)))
+        powers = [10.0**k for k in range(first, math.ceil(math.log10(last)) + 1)]
+        axes.set_xscale("symlog", linthresh=powers[0])
+        axes.set_xticks([0.0, *powers], [f"{tick:g}" for tick in (0.0, *powers)])
+    axes.set_xlim(0.0, 1.1 * last)
     axes.set_xlabel("seconds of planning")
     axes.set_ylabel("value, as a multiple of the best")
 
@@ -89,12 +100,13 @@ def _quality_over_time(axes: Axes, plans: Sequence[Plan]) -> None:
 def _performance_profiles(axes: Axes, comparisons: Sequence[Sequence[Outcome]]) -> None:
     """For each planner, the share of the problems on which it is within a factor of the best (Dolan, Moré 2002)."""
     rows = sorted(ratios_to_best(comparisons).items(), key=lambda row: sum(min(ratio, _WORST) for ratio in row[1]))
+    apart = _Apart(axes, [sorted(ratios) for _, ratios in rows], "have one curve")
     for (name, ratios), style in zip(rows, _styles(len(rows)), strict=True):
         factors = sorted(ratio for ratio in ratios if math.isfinite(ratio))
         shares = [k / len(ratios) for k in range(len(factors) + 1)]
         if not factors or factors[0] > _WORST:
             name += f"\n(on none within {_WORST:g}x, off the picture)" if factors else "\n(no plan)"
-        axes.step([1.0, *factors, _END], [*shares, shares[-1]], where="post", label=name, **style)
+        axes.step([1.0, *factors, _END], [*shares, shares[-1]], where="post", **apart.next(name), **style)
     planned = [outcome.plan.problem for outcomes in comparisons for outcome in outcomes[:1] if outcome.plan]
     if planned:
         _title(axes, f"{len(comparisons)} problems", *planned)
@@ -102,6 +114,28 @@ def _performance_profiles(axes: Axes, comparisons: Sequence[Sequence[Outcome]]) 
     axes.set_ylim(0.0, 1.02)
     axes.set_xlabel("factor of the best value")
     axes.set_ylabel(f"share of {len(comparisons)} problems within it")
+
+
+class _Apart:
+    """Curves that would hide one another are moved up, each above the one before, which the legend says."""
+
+    def __init__(self, axes: Axes, ends: Sequence[Any], alike: str) -> None:
+        self._axes = axes
+        groups = [list(group) for _, group in groupby(ends, key=lambda end: np.round(end, 9).tolist())]
+        self._places = iter([(i, len(group)) for group in groups for i in range(len(group))])
+        self._alike = alike
+
+    def next(self, name: str) -> dict[str, Any]:
+        """How to draw the next curve, and what to call it."""
+        from matplotlib.transforms import ScaledTranslation
+
+        i, count = next(self._places)
+        if i == 0 and count > 1:
+            self._axes.plot([], [], linestyle="none", label=f"{count} {self._alike},\neach drawn above the last:")
+        figure = self._axes.get_figure(root=True)
+        assert figure is not None
+        up = ScaledTranslation(0.0, i * min(_APART, _WIDEST / count) / 72, figure.dpi_scale_trans)
+        return {"transform": self._axes.transData + up, "label": _INDENT * (count > 1) + name}
 
 
 def _title(axes: Axes, what: str, *problems: Problem) -> None:

@@ -51,19 +51,20 @@ BOUNDS = {
     "path under memory": "a path whose ops do not all fit where they are fastest",
     "path in stretches": "a path that must move on, since no device holds all of it",
     "streaming": "weights at home where they are read, copied there, or read elsewhere",
+    "turns": "what an op waits for takes turns on the devices that are near enough",
     "area": "all work spread over all devices, as if ops could be cut up",
     "unit": "the longest op, or ops that must share a device",
     "alone": "each model by itself",
     "queue": "models that finish one after another share the area",
 }
-#: What a planner's search has found that there is not; docs/exact.md says more.
+#: What a planner's search has shown about the time that it proves; docs/exact.md says more.
 PROOFS = {
     "ideals": "no stages in a row, each within that time, do all the work",
     "pipeline-dp": "no stages in a row, each within that time, do all the work",
     "milp": "what the devices can take on within that time, with its transfers, is not all the work",
     "slot-milp": "its integer programme has no solution below, whatever is in the slots",
     "cpsat": "no order of ops and transfers, wherever they are, ends earlier",
-    "series": "blocks, between ops that everything passes through, that add up to it",
+    "series": "the blocks between ops that everything passes through take no less in sum",
     "min-cut": "no cut of the graph costs less, at what memory is worth",
 }
 _GOALS = {

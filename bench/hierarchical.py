@@ -14,7 +14,7 @@ from typing import Any
 from harness import main, progress
 from placewise import Budget, NoFeasiblePlan, Problem, Unsupported, load_problem, plan
 from placewise.learned.grouping import at_most, units
-from placewise.planners import get
+from placewise.learned.hierarchical import GROUPS
 
 MODELS = {
     "inception-v3": ("inception-v3-train", "hierarchical-2"),
@@ -42,7 +42,7 @@ OTHERS = {"GPU": "gpu-only", "expert": "expert"}
 
 def in_first_groups(problem: Problem) -> Problem:
     """With the groups that HP begins with as ops that may not be torn apart."""
-    groups = at_most(units(problem), get("hierarchical").settings({})["groups"])
+    groups = at_most(units(problem), GROUPS)
     return replace(problem, graph=replace(problem.graph, group=groups.label))
 
 

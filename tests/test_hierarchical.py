@@ -195,6 +195,22 @@ def test_at_first_pieces_are_at_home_or_in_a_group_that_they_exchange_data_with(
     assert policy.at_first.tolist() == [[0.0] * 3] * 4
 
 
+def test_an_op_that_is_a_group_pays_for_leaving_it():
+    problem = problem_of(np.ones((4, 2)), [(0, 1), (1, 2), (2, 3)])
+    student, policy = make(problem, groups=2, together=0.9)
+    assert policy.at_first.argmax(dim=1).tolist() == [0, 0, 0, 1]
+    outer = student.network.grouper.outer
+    actions = policy.sample(1, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        outer.weight.zero_()
+        outer.bias.zero_()
+        bonus = policy.score(actions)[1].item()
+        outer.bias[:] = torch.tensor([np.log(9.0), 0.0])  # the last op, 0.9 to 0.1 at home, goes as often as it stays
+        paid = bonus - policy.score(actions)[1].item()
+    assert bonus == pytest.approx(2 * np.log(2), abs=0.01)  # two groups, two devices, next to nothing preferred
+    assert paid == pytest.approx(0.5 * np.log(0.5 / 0.1) + 0.5 * np.log(0.5 / 0.9), abs=1e-4)
+
+
 def test_the_same_seed_gives_the_same_plan():
     problem, _ = known_optimum()
     found = [plan(problem, "hierarchical", seed=seed, budget=Budget(evaluations=300)) for seed in (4, 4, 5)]
@@ -223,9 +239,13 @@ def train(problem, pair, updates):
 
 def test_how_many_groups():
     problem = small()
-    for options, count in (({"groups": 1}, 1), ({"groups": 2}, 2), ({"groups": 99}, 3)):
+    for options, count in (({"groups": 1}, 1), ({"groups": 2}, 2), ({"groups": 99}, 3), ({"groups": 0}, 3)):
         _, policy = make(problem, **options)
         assert policy.groups == count
-    for wrong in ({"groups": 0}, {"pieces": 0}, {"together": 1.0}, {"hidden": 5}, {"placements": 0}, {"pace": -1.0}):
+    chain = problem_of(np.ones((20, 2)), [(i, i + 1) for i in range(19)])
+    for pieces, count in ((1, 16), (2, 20)):  # 16 of many ops; as many as there are, where each is a piece
+        _, policy = make(chain, groups=0, pieces=pieces)
+        assert (policy.groups, policy.at_first.argmax(dim=1).unique().numel()) == (count, count)
+    for wrong in ({"groups": -1}, {"pieces": 0}, {"together": 1.0}, {"hidden": 5}, {"placements": 0}, {"pace": -1.0}):
         with pytest.raises(InvalidInput, match=next(iter(wrong))):
             make(problem, **wrong)

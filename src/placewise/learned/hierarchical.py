@@ -14,11 +14,13 @@ Where it departs from the paper (Mirhoseini et al., ICLR 2018), and from that co
 - The grouper reads distances to an op's neighbours and its position; raw numbers of neighbours are unnormalised. Its
   nonlinearity is the paper's; the code has none.
 - 16 groups instead of 256: what one number per placement says about each group is little, and with more groups the
-  placer is still undecided when a few thousand placements are spent. 64 hidden units instead of 256 each way, which
-  cost a CPU less.
+  placer is still undecided when a few thousand placements are spent. A graph of so few ops that each is a piece begins
+  without groups: merging would only lose. 64 hidden units instead of 256 each way, which cost a CPU less.
 - Adam at 0.004, and twice that for the grouper: at the published 0.1 nothing is learned. Advantages are divided
   by their spread.
 - A falling bonus for entropy instead of noise on the logits: what was drawn then has the probability that is trained.
+  For the grouper it would dissolve the groups. There, instead, a piece that is a group by itself pays for leaving it:
+  else it soon joins another by chance, and no later sample parts them.
 - 4 groupings, each placed 4 times, per update; in the paper 1 and 4.
 - An empty group is no choice. An op that may not run where its group goes runs where it is fastest.
 """
@@ -26,7 +28,7 @@ Where it departs from the paper (Mirhoseini et al., ICLR 2018), and from that co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -40,6 +42,7 @@ from placewise.learned.reinforce import Actions, Learner, Policy, Settings, chec
 from placewise.learned.seq2seq import Memory, Seq2Seq, score_devices
 from placewise.problem import Problem
 
+GROUPS: Final = 16  # of a large graph, unless told
 _KIND = 20  # the width of a kind's embedding
 _GROUPER = 64  # hidden units
 _FAR = 1e-3  # how seldom a piece that leaves its group goes where it exchanges nothing
@@ -103,7 +106,8 @@ class HierarchicalPolicy:
 
     def __init__(self, ops: Ops, network: Hierarchy, at_first: Tensor, placements: int, fixed: Tensor | None) -> None:
         self.ops, self.network, self.at_first, self.each, self.fixed = ops, network, at_first, placements, fixed
-        self.groups = at_first.shape[1]
+        self.groups, home = at_first.shape[1], at_first.argmax(dim=1)
+        self.alone = torch.bincount(home)[home] == 1
 
     def sample(self, count: int, generator: torch.Generator) -> Actions:
         """(group of each unit [B, U], device of each group [B, G]); rows with the same grouping are neighbours."""
@@ -116,14 +120,15 @@ class HierarchicalPolicy:
         return grouping, self.network.placer.sample(encoded, may, generator, self._memory(grouping))
 
     def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Of these groupings and devices together. The entropy is that of the devices: its bonus dissolves groups."""
+        """Of these groupings and devices together; the entropy of the devices, less what leaving groups of one costs."""
         grouping, devices = actions
         encoded, may = self._encoded(grouping)
         placed, entropy = self.network.placer.score(encoded, may, devices, self._memory(grouping))
         if self.fixed is not None:
             return placed, entropy
-        grouped = self._log_chances().gather(1, grouping.T).sum(dim=0)
-        return grouped + placed, entropy
+        chances = self._log_chances()
+        gone = (chances.exp() * (chances - self.at_first.log_softmax(dim=1))).sum(dim=1)  # how far from what it was
+        return chances.gather(1, grouping.T).sum(dim=0) + placed, entropy - gone[self.alone].sum()
 
     def placements(self, actions: Actions) -> NDArray[np.int32]:
         """Each op goes where its group goes."""
@@ -215,9 +220,10 @@ def at_first(ops: Ops, home: NDArray[np.int64], groups: int, together: float) ->
 
 def learner(problem: Problem, seed: int, options: Mapping[str, Any]) -> tuple[Learner, Policy]:
     """Networks that have learned nothing yet, and how to train them; the options are the planner's."""
-    check(options, groups=(1, np.inf), pieces=(1, np.inf), placements=(1, np.inf), pace=(0, 1e6))
+    check(options, groups=(0, np.inf), pieces=(1, np.inf), placements=(1, np.inf), pace=(0, 1e6))
     grouping, found = options["grouping"], units(problem)
-    count = min(found.count, options["groups"])
+    few = found.count <= GROUPS * options["pieces"]
+    count = min(found.count, options["groups"] or (found.count if few else GROUPS))
     if grouping in ("learned", "merged"):
         whole = at_most(found, count)
         found = at_most(found, count * options["pieces"], within=whole)

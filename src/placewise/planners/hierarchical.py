@@ -18,7 +18,7 @@ def hierarchical(
     policy: str = "none",
     train: bool = False,
     grouping: Literal["learned", "merged", "random", "none"] = "learned",
-    groups: int = 16,
+    groups: int = 0,
     pieces: int = 4,
     together: float = 0.98,
     hidden: int = 64,
@@ -35,11 +35,12 @@ def hierarchical(
 ) -> None:
     """One network groups ops, another places the groups (Mirhoseini et al. 2018, Hierarchical Planner, ICLR).
 
-    At most so many `groups`. They begin as what merging ops along the heaviest edges gives, in so many `pieces` each. A
-    piece is `together` with its group by this probability at first; 0 = anywhere by chance, as in the paper. `pace` is
-    the rate of the grouper as a multiple of `rate`. Of an update's `samples`, `placements` at a time have the same
-    grouping. `grouping` may be what was merged or random, and then stays so, or none: then each op is placed by itself.
-    All else as in `colocrl`.
+    At most so many `groups`; 0 = 16, or one for each op where there are no more ops than pieces. They begin as what
+    merging ops along the heaviest edges gives, in so many `pieces` each. A piece is `together` with its group by this
+    probability at first; 0 = anywhere by chance, as in the paper. `pace` is the rate of the grouper as a multiple of
+    `rate`. Of an update's `samples`, `placements` at a time have the same grouping. `grouping` may be what was merged
+    or random, and then stays so, or none: then each op is placed by itself. All else as in `colocrl`; a piece that
+    is a group by itself pays for leaving it as much as the bonus for `entropy` pays for exploring.
     """
     options = {name: value for name, value in locals().items() if name not in ("problem", "ctx")}
     from placewise.learned.one_graph import place

@@ -140,7 +140,7 @@ def test_weights_that_do_not_fit_the_fast_device_cost_time():
     seconds = np.ones((8, 1)) * [1.0, 10.0]
     roomy = problem_of(seconds, resident=1.0)
     tight = problem_of(seconds, resident=1.0, sizes=0.0, memory=[4.0, math.inf])
-    assert lower_bound(roomy).value == pytest.approx(80 / 11)
+    assert lower_bound(roomy).parts["area"] == pytest.approx(80 / 11)
     assert lower_bound(tight).value == pytest.approx(40.0) == brute_force(tight)[0]
     one_by_one = replace(tight, execution=Execution(concurrency="sequential"))
     assert lower_bound(one_by_one).value == pytest.approx(44.0) == brute_force(one_by_one)[0]

@@ -23,9 +23,11 @@ from placewise.problem import Problem
 from placewise.simulator.bounds import lower_bound
 from placewise.simulator.streaming import Streaming
 from placewise.simulator.throughput import busy, throughput_loads
+from placewise.simulator.turns import Turns
 
 _SAME: Final = 1e-9  # relative; what rounding may amount to
-_LONGEST: Final = 1000  # ops of a path that is gone over in stretches
+_LONGEST: Final = 1000  # ops of a path that is gone over in stretches, or whose heads and tails are
+_NEAR: Final = 24  # ops before one that take turns
 TRUST: Final = "on trust"
 NO_CLAIM: Final = "no claim"  # told for what it explains
 
@@ -392,6 +394,8 @@ def _bound(plan: Plan) -> Iterator[Finding]:
             again["path"] = max(_paths(problem))
         if "path in stretches" in bound.parts and len(bound.path) <= _LONGEST:
             again["path in stretches"] = _in_stretches(problem, list(bound.path))
+        if "turns" in bound.parts and bound.turns and problem.num_ops <= _LONGEST:
+            again["turns"] = _turns(problem, bound.turns, bound.parts["turns"])
         if "streaming" in bound.parts and bound.streaming:
             again["streaming"] = _streaming(problem, bound.streaming)
         for name, seconds in again.items():
@@ -406,7 +410,7 @@ def _bound(plan: Plan) -> Iterator[Finding]:
         least = plan.lower_bound * (1 - _SAME)
         parts = [name for name, seconds in lower_bound(problem).parts.items() if seconds >= least and name not in again]
         name = f"by {plan.proved_by}" if plan.proved_by else parts[0] if parts else "by other arguments"
-        too_long = f": over {_LONGEST:,} ops" if name == "path in stretches" else ""
+        too_long = f": over {_LONGEST:,} ops" if name in ("path in stretches", "turns") else ""
         yield Finding(f"bound: {name}", plan.lower_bound, None, TRUST + too_long)
 
 
@@ -741,3 +745,102 @@ def _beside(
                 max(last_back, fsum(takes(op, home) for op in block if back.get(op, math.inf) > last_back))
                 for last_back in [0.0, *back.values()])  # fmt: skip
     return passes, least
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+def _turns(problem: Problem, said: Turns, end: float) -> float:
+    """What heads and tails prove, if each follows from those before it; up to `end`.
+
+    An op cannot start on a device by a time if its inputs cannot be there. Nor can it if what it waits for does not
+    fit into what is left of the devices: each of these ops runs after its head, on a device from which it is in time,
+    and on each device they take turns. At any prices they cost no less than where each is cheapest, and no more than
+    the time of all devices between the least of their heads and the last of their ends.
+    """
+    graph, every = problem.graph, range(problem.num_devices)
+    fits = {op: set(_fits(problem, unit)) for unit in _units(problem) for op in unit}
+    group = {op: i for i, unit in enumerate(_units(problem)) for op in unit}
+    takes = np.array([[float(problem.costs.seconds[op, d]) * (not graph.is_stored[op]) if d in fits[op] else math.inf
+                       for d in every] for op in range(problem.num_ops)])  # fmt: skip
+    edges = list(zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True))
+    order = graph.topological_order.tolist()
+    prices = [said.price.tolist(), [1.0] * len(every)]
+    if min(prices[0]) < 0.0 or (said.head < 0.0).any() or (said.tail < 0.0).any():
+        return 0.0
+    for claimed, back in ((said.head, False), (said.tail, True)):
+        inputs: dict[int, list[tuple[int, Any]]] = {op: [] for op in order}  # what comes before, seconds from there
+        for t, reader in edges:
+            made = int(graph.tensor_producer[t])
+            way = problem.cluster.latency + graph.tensor_bytes[t] * problem.cluster.seconds_per_byte
+            way = np.where(np.eye(len(every), dtype=bool), 0.0, way.T if back else way)
+            if group[made] == group[reader]:
+                way = np.where(np.eye(len(every), dtype=bool), 0.0, math.inf)
+            inputs[made if back else reader].append((reader if back else made, way))
+        for op in reversed(order) if back else order:
+            done: dict[float, list[int]] = {}
+            for d in every:
+                twins = done.setdefault(float(claimed[op, d]), [])
+                comes = max((float((claimed[made] + takes[made] + way[:, d]).min()) for made, way in inputs[op]),
+                            default=0.0)  # fmt: skip
+                if d not in fits[op] or claimed[op, d] <= comes * (1 + _SAME):
+                    continue
+                if not any(_twins(problem, d, e) for e in twins):
+                    if not _too_much(op, d, float(claimed[op, d]), inputs, claimed, takes, prices):
+                        return 0.0
+                    twins.append(d)
+    whole = float((said.head + takes + said.tail).min(axis=1).max())
+    runs = [op for op in order if not graph.is_stored[op]]
+    by_head, by_tail = (sorted(runs, key=lambda op: (-times[op].min(), op)) for times in (said.head, said.tail))
+    rows = [[(said.head[op], takes[op], said.tail[op]) for op in later] for later in (by_head, by_tail)]
+    refuted = any(_overflow(end * (1 - _SAME), ops, price) for ops in rows for price in prices)
+    return max(whole, end) if refuted else whole
+
+
+def _too_much(
+    op: int, home: int, start: float, inputs: dict[int, list[tuple[int, Any]]], head: Any, takes: Any,
+    prices: list[list[float]],
+) -> bool:  # fmt: skip
+    """Whether what an op waits for refutes that it starts on a device before a time."""
+    near: list[int] = []
+    looked = -1
+    while looked < len(near) < _NEAR:
+        at = op if looked < 0 else near[looked]
+        near += [made for made in dict.fromkeys(made for made, _ in inputs[at]) if made not in near]
+        looked += 1
+    near = near[:_NEAR]
+    rest = {made: np.zeros(len(takes[op])) for made in near}  # from the end of each until the op may start
+    left = {made: sum(made == m for at in [op, *near] for m, _ in inputs[at]) for made in near}
+    ready = [op]
+    while ready:
+        at = ready.pop()
+        for made, way in inputs[at]:
+            if made in rest:
+                then = way[:, home] if at == op else (way + takes[at] + rest[at]).min(axis=1)
+                rest[made] = np.maximum(rest[made], then)
+                left[made] -= 1
+                if not left[made]:
+                    ready.append(made)
+    alone = [float(d == home) for d in range(len(takes[op]))]
+    orders = near, sorted(near, key=lambda made: -head[made].min())
+    rows = [[(head[made], takes[made], rest[made]) for made in order] for order in orders]
+    return any(_overflow(start * (1 - _SAME), ops, price) for ops in rows for price in [*prices, alone])
+
+
+def _overflow(end: float, ops: list[tuple[Any, Any, Any]], price: list[float]) -> bool:
+    """Whether some of the first ops cost more than there is, if all are over early enough: (head, seconds, rest)."""
+    cost, prices = 0.0, np.array(price)
+    begins, leaves = np.full(len(price), math.inf), np.full(len(price), math.inf)
+    for head, takes, rest in ops:
+        able = head + takes + rest <= end
+        if not able.any():
+            return True
+        least = float((prices[able] * takes[able]).min())
+        if least > 0.0:
+            cost += least
+            begins[able] = np.minimum(begins[able], head[able])
+            leaves[able] = np.minimum(leaves[able], rest[able])
+            used = np.isfinite(begins)
+            if cost > fsum(prices[used] * np.maximum(0.0, end - begins[used] - leaves[used])):
+                return True
+    return False

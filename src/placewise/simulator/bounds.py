@@ -1,12 +1,13 @@
 """How good any plan could be: lower bounds on the objective, so that a plan can say how far from the best it is.
 
-Six arguments, each valid for every feasible plan:
+Seven arguments, each valid for every feasible plan:
 
 - *path*: along a chain of ops, each on its best device and each change of device paid for, time only adds up;
 - *path under memory*: the same for one heavy path, when not all of its ops fit where they are fastest;
 - *path in stretches*: the same, when not all of them fit on one device, so that the path must move on (`stretches.py`);
 - *streaming*: the same for one path, the devices and the channels together, when weights may be at home elsewhere and
   not all fit where they are read (`streaming.py`);
+- *turns*: what an op waits for, and what is too far away elsewhere, takes turns on the devices near it (`turns.py`);
 - *unit*: ops that must share a device run there one after another;
 - *area*: spread the work over the devices as thinly as their speeds and memories allow, as if ops could be cut up.
 
@@ -32,16 +33,19 @@ from placewise.simulator.alike import kinds, most_replicas
 from placewise.simulator.pieces import in_pieces
 from placewise.simulator.streaming import Streaming, streaming
 from placewise.simulator.stretches import stretched
+from placewise.simulator.turns import Turns, turns
 from placewise.simulator.working import takes_time, working_set
 
 Flags = NDArray[np.bool_]
 
 INGREDIENTS: Final = ("compute", "transfer", "memory")
+_MIXED: Final = ("streaming", "turns")  # arguments of paths and devices together
 _EXACT: Final = 512  # up to so many units, the area is solved in one go
 _GROUPS: Final = 64  # more are priced in so many groups, by cutting planes
 _ROUNDS: Final = 20  # of cutting planes
 _CLOSE: Final = 1e-4  # relative gap at which prices are good enough
 _LONGEST: Final = 5_000  # ops of a path that is cut up
+_WITNESSED: Final = 2_000  # ops whose heads and tails are kept
 _HIGHEST: Final = 1e6  # price of all bytes, in units of all work: keeps the solver's numbers sane
 
 
@@ -57,6 +61,7 @@ class Bound:
     prices: tuple[Floats, Floats] | None = None  # behind the area: of time [phases, D], seconds per byte [D]
     path: tuple[int, ...] = ()  # the ops behind the path in stretches
     streaming: Streaming | None = None  # what stands behind it
+    turns: Turns | None = None  # what stands behind them
 
 
 def lower_bound(problem: Problem) -> Bound:
@@ -81,7 +86,7 @@ def made_of(problem: Problem) -> dict[str, dict[str, float]]:
     )
     found = {}
     for name, seconds in parts.items():
-        same = ["path"] if name.startswith("path") else ["path", "area"] if name == "streaming" else [name]
+        same = ["path"] if name.startswith("path") else ["path", "area", name] if name in _MIXED else [name]
         steps = [0.0, *(max(parts.get(part, 0.0) for part in same) for parts in (free, paid)), seconds]
         found[name] = {what: max(0.0, b - a) for what, a, b in zip(INGREDIENTS, steps, steps[1:], strict=False)}
     return found
@@ -97,15 +102,19 @@ def _bound(problem: Problem) -> Bound:
         return Bound(max(parts.values()), parts)
     area, prices = _priced_area(work)
     fetched: Streaming | None = None
+    queues: Turns | None = None
     parts, path = {"unit": float(work.alone().max()), "area": area}, tuple[int, ...]()
     if problem.objective == "latency":
         parts["path"] = float(_longest_path_through(problem, work, np.zeros_like(problem.graph.model)).max())
+        queues = _turns(problem, work, np.zeros_like(problem.graph.model), prices[0][0])
         under_memory, path = _paths_under_memory(problem, work)
         fetched = _streaming(problem, work)
         if fetched:
             under_memory["streaming"] = fetched.seconds
+        if queues:
+            under_memory["turns"] = float(queues.seconds[0])
         parts |= {name: seconds for name, seconds in under_memory.items() if seconds > parts["path"]}
-    return Bound(max(parts.values()), parts, prices, path, fetched)
+    return Bound(max(parts.values()), parts, prices, path, fetched, queues if problem.num_ops <= _WITNESSED else None)
 
 
 def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
@@ -114,6 +123,9 @@ def _completion_parts(problem: Problem, work: _Work) -> dict[str, float]:
     alone, queue = np.zeros(models), np.zeros(models)
     np.maximum.at(alone, work.model, work.alone())
     np.maximum.at(alone, problem.graph.model, _longest_path_through(problem, work, problem.graph.model))
+    queues = _turns(problem, work, problem.graph.model, _market(work).best_price()[0])
+    if queues:
+        alone[: len(queues.seconds)] = np.maximum(alone[: len(queues.seconds)], queues.seconds)
     for m in np.unique(work.model) if models > 1 else ():
         alone[m] = max(alone[m], _area(work.of_model(m)))
     # Prices of memory are worth their while only once enough models share it; the first to finish do without.
@@ -271,6 +283,15 @@ def _streaming(problem: Problem, work: _Work) -> Streaming | None:
     if problem.execution.concurrency == "slots" or work.resident.sum() <= problem.capacity.min():
         return None
     return streaming(problem, _usual_path(problem), work.may, work.slack)
+
+
+def _turns(problem: Problem, work: _Work, model: Ints, price: Floats) -> Turns | None:
+    """What is proved by ops that an op waits for, where devices work at the same time."""
+    if problem.execution.concurrency != "parallel":
+        return None
+    seconds = np.where(problem.graph.is_stored[:, None], 0.0, problem.seconds)
+    found = turns(problem, np.where(work.may[work.item], seconds, np.inf), model, price)
+    return replace(found, seconds=found.seconds * (1.0 - work.slack))
 
 
 def _usual_path(problem: Problem) -> list[int]:

@@ -2,8 +2,10 @@
 
 import copy
 import re
+import signal
 import subprocess
 import sys
+import time
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from placewise.plans import Plan  # noqa: E402
 from placewise.problem import Execution, Problem  # noqa: E402
 
 MODELS = """
-import os
+import os, signal, time
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -56,11 +58,13 @@ def net_step():
     return *net(), torch.randn(16, 4), F.mse_loss
 
 
-def dying():
+def killing():  # the second process kills whom the test names
+    with open(f"{os.environ['RANK']}.pid", "w") as file:
+        file.write(str(os.getpid()))
+
     def loss(out, want):
-        if int(os.environ["RANK"]) == 1:
-            os._exit(7)
-        return F.mse_loss(out, want)
+        os.kill({"torchrun": os.getppid(), "process": os.getpid()}[os.environ["VICTIM"]], signal.SIGKILL)
+        time.sleep(60)
 
     return *net(), torch.randn(16, 4), loss
 
@@ -243,15 +247,23 @@ def test_the_command_of_the_docs_runs(tmp_path, models):
     assert "outputs and gradients differ from those of one process by at most" in done.stdout
 
 
-def test_a_process_that_dies_ends_the_others(tmp_path, models):
+@pytest.mark.parametrize("victim", ["process", "torchrun"])
+def test_nobody_is_left_when_one_is_killed(tmp_path, models, monkeypatch, victim):
+    """The first process waits for the second, for a minute at most; torchrun looks after both."""
+    monkeypatch.setenv("VICTIM", victim)
     (tmp_path / "models.py").write_text(MODELS)
     (tmp_path / "pipeline.py").write_text(written(placed(*models.net(), lambda layer: int(layer >= 2))))
-    done = launch(tmp_path, "pipeline.py", "models:dying")  # the limit here and in the script is a minute
-    assert done.returncode != 0
-    assert "exitcode  : 7" in done.stderr
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert str(tmp_path) not in left
-    assert "models:dying" not in left
+    done = launch(tmp_path, "pipeline.py", "models:killing", timeout=55)
+    assert done.returncode == {"process": 1, "torchrun": -signal.SIGKILL}[victim]
+    if victim == "process":
+        assert "Signal 9 (SIGKILL) received" in done.stderr
+    pids = ",".join((tmp_path / f"{rank}.pid").read_text() for rank in range(2))
+    deadline = time.monotonic() + 10
+    while states := subprocess.run(["ps", "-o", "stat=", "-p", pids], capture_output=True, text=True).stdout.split():
+        if all(state.startswith("Z") for state in states):
+            break  # ended, and nobody has asked
+        assert time.monotonic() < deadline, states
+        time.sleep(0.2)
 
 
 def script(text):

@@ -17,6 +17,7 @@ import inspect
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -289,6 +290,13 @@ def largest(value: float, device: torch.device) -> float:
     return float(found)
 
 
+def end_with(parent: int) -> None:
+    """torchrun that is killed ends nobody, so whom it started ends when it is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run some steps; 1 where `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -304,6 +312,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.exit(
             f"the plan has {len(DEVICES)} processes, and there are {world}: torchrun --nproc-per-node {len(DEVICES)}"
         )
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     device = torch.device(options.device or DEVICES[rank])
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         sys.exit(f"process {rank} is to use {device}, and there are {torch.cuda.device_count()} here: see --device")

@@ -1,8 +1,10 @@
 """The tables of the papers: what our planners give on their machines, by modelled costs, beside what was published.
 
-python bench/results.py                      prints the tables (25 minutes; PLACEWISE_DATA names the public data)
+python bench/results.py                      prints the tables (half an hour; PLACEWISE_DATA names the public data)
 python bench/results.py --json > run.json    everything, with every planner's value
 python bench/results.py --run run.json --markdown     writes that run's tables into docs/results.md, at their marks
+
+Budgets are in evaluations, so that the tables are the same however busy a machine is.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from placewise.planners.single import all_on
 DOCS = Path(__file__).parent.parent / "docs" / "results.md"
 OOM = "OOM"
 LEARNED = ("colocrl", "hierarchical", "hsdag", "placeto")
-PLACEMENTS = Budget(evaluations=2000)  # of whatever learns, and of its rivals where it is judged
+EVALUATIONS = 10_000  # of each planner
+PLACEMENTS = Budget(evaluations=2_000)  # of whatever learns, and of its rivals where it is judged
 JUDGED = ("cpu-only", "gpu-only", "expert", "scotch", "colocrl", "hierarchical", "auto")
 Cells = dict[str, Any]  # a number, a word (such as OOM), or nothing
 
@@ -42,7 +45,7 @@ class Row:
     """One problem of a paper, and the numbers that the paper has for it."""
 
     label: str
-    measure: Callable[[float], Cells]  # given the seconds that each planner has; planner to value
+    measure: Callable[[Budget], Cells]  # given the budget of each planner; planner to value
     published: dict[str, str]  # column to a number as it is printed
     instead: dict[str, str] = field(default_factory=dict)  # column to planner, where this row's is not the table's
 
@@ -64,13 +67,13 @@ class Table:
 # ---- problems --------------------------------------------------------------------------------------------------------
 
 
-def step(model: str, box: str, batch: str = "") -> Callable[[float], Cells]:
+def step(model: str, box: str, batch: str = "") -> Callable[[Budget], Cells]:
     """All planners on a training step of the zoo; the same problem is measured once."""
     learners = ("colocrl",) if box.startswith("colocrl") else ()
-    return lambda seconds: everything(model, box, batch, Budget(seconds=seconds), learners=learners)
+    return lambda budget: everything(model, box, batch, budget, learners=learners)
 
 
-def judged(model: str, box: str) -> Callable[[float], Cells]:
+def judged(model: str, box: str) -> Callable[[Budget], Cells]:
     """The Hierarchical Planner and its rivals, all with as many placements."""
     return lambda _: everything(model, box, "", PLACEMENTS, JUDGED)
 
@@ -113,28 +116,28 @@ def values(problem: Problem, budget: Budget, planners: Sequence[str] = (), learn
     return found | {"best": best and best.value, "by": best and best.planner, "bound": bound}
 
 
-def one_image(model: str) -> Callable[[float], Cells]:
+def one_image(model: str) -> Callable[[Budget], Cells]:
     """A model with a batch of one, run as OpenVINO does: one device after the other."""
 
-    def measure(seconds: float) -> Cells:
+    def measure(budget: Budget) -> Cells:
         from placewise.importers.torch_export import from_torch
 
         module, inputs = zoo.module(model)
         graph = from_torch(module, tuple(x[:1] for x in inputs), name=model).collapse_parameters().graph
         engine = Execution(concurrency="sequential")
         problem = Problem(graph, load_cluster("hsdag"), execution=engine, forbidden=("igpu",))
-        return values(problem, Budget(seconds=seconds))
+        return values(problem, budget)
 
     return measure
 
 
-def pair(first: str, second: str) -> Callable[[float], Cells]:
+def pair(first: str, second: str) -> Callable[[Budget], Cells]:
     """Two models on one GPU and the CPU: the reduction, in %, beside the first on the GPU and the second on the CPU."""
 
-    def measure(seconds: float) -> Cells:
+    def measure(budget: Budget) -> Cells:
         graphs = [zoo.load(name).collapse_parameters().graph for name in (first, second)]
         problem = Problem(side_by_side(graphs), load_cluster("talos"), objective="completion", forbidden=("gpu1",))
-        found = values(problem, Budget(seconds=seconds))
+        found = values(problem, budget)
         gpu, cpu = ([problem.seconds[problem.graph.model == m, d].sum() for m in (0, 1)] for d in (0, 2))
         apart, in_turn = gpu[0] + cpu[1], 2 * gpu[0] + gpu[1]
         reduced = {name: 100 * (1 - x / apart) if isinstance(x, float) else x for name, x in found.items()}
@@ -167,13 +170,12 @@ def side_by_side(graphs: list[Graph]) -> Graph:
     )  # fmt: skip
 
 
-def pipeline(name: str) -> Callable[[float], Cells]:
+def pipeline(name: str) -> Callable[[Budget], Cells]:
     """A public input, under its own semantics; the dynamic program gives each device an interval."""
 
-    def measure(seconds: float) -> Cells:
+    def measure(budget: Budget) -> Cells:
         folder = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning")
         problem = load_problem(folder / "throughput-inputs" / f"{name}.json")
-        budget = Budget(seconds=seconds)
         found = values(problem, budget, ["scotch", "local-search", "multilevel", "auto", "pipeline-dp"])
         chain = values(replace(problem, contiguous=True), budget, ["pipeline-dp"])["pipeline-dp"]
         return found | {"pipeline-dp": chain, "expert": expert_split(folder / "human-experts", name, problem)}
@@ -194,7 +196,7 @@ def expert_split(folder: Path, name: str, problem: Problem) -> float | None:
 # ---- papers ----------------------------------------------------------------------------------------------------------
 
 
-def rows(problem: Callable[..., Callable[[float], Cells]], columns: str, table: str) -> Iterator[Row]:
+def rows(problem: Callable[..., Callable[[Budget], Cells]], columns: str, table: str) -> Iterator[Row]:
     """From a table as text: a label, what `problem` takes, and a number or word per column; "." where there is none."""
     names = columns.split()
     for line in table.strip().splitlines():
@@ -343,8 +345,8 @@ def sizes() -> Table:
     )  # fmt: skip
 
 
-def one_gpu(model: str, box: str, batch: str = "") -> Callable[[float], Cells]:
-    def measure(seconds: float) -> Cells:
+def one_gpu(model: str, box: str, batch: str = "") -> Callable[[Budget], Cells]:
+    def measure(budget: Budget) -> Cells:
         problem = training(model, box, batch)
         alone = simulate(problem, all_on(problem, 0))
         room, kept, peak = problem.capacity[0], problem.graph.resident_bytes.sum(), alone.peak[0]
@@ -373,8 +375,8 @@ PAPERS: dict[str, Callable[[], Table]] = {
 # ---- what is said about them -----------------------------------------------------------------------------------------
 
 
-def measured(table: Table, seconds: float) -> list[dict[str, Any]]:
-    return [{"label": row.label, "published": row.published, "found": row.measure(seconds)} for row in table.rows]
+def measured(table: Table, budget: Budget) -> list[dict[str, Any]]:
+    return [{"label": row.label, "published": row.published, "found": row.measure(budget)} for row in table.rows]
 
 
 def modelled(table: Table, row: Row, found: Cells) -> Cells:
@@ -481,20 +483,26 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="write the tables into docs/results.md")
     parser.add_argument("--run", type=Path, metavar="FILE", help="what --json printed, instead of running anew")
     parser.add_argument("--papers", default=",".join(PAPERS), metavar="A,B", help="only these; default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=3.0, help="budget of each planner; default: %(default)s")
+    parser.add_argument(
+        "--evaluations",
+        type=int,
+        default=EVALUATIONS,
+        help="budget of each planner that does not learn; default: %(default)s",
+    )
     options = parser.parse_args()
     names = [name for name in options.papers.split(",") if name != "tarnawski" or "PLACEWISE_DATA" in os.environ]
     if options.run:
         done = json.loads(options.run.read_text(encoding="utf-8"))
     else:
-        done = {"title": (__doc__ or "").partition("\n")[0], "machine": machine(), "seconds": options.seconds}
-        done["papers"] = {name: measured(PAPERS[name](), options.seconds) for name in names}
+        done = {"title": (__doc__ or "").partition("\n")[0], "machine": machine(), "evaluations": options.evaluations}
+        budget = Budget(evaluations=options.evaluations)
+        done["papers"] = {name: measured(PAPERS[name](), budget) for name in names}
     if options.json:
         print(json.dumps(done, indent=1))
     elif options.markdown:
         write(DOCS, done["papers"])
     else:
-        print(fill(done["title"], 80), f"{done['machine']}, {done['seconds']:g} s for each planner\n", sep="\n")
+        print(fill(done["title"], 80), f"{done['machine']}, {done['evaluations']:,} evaluations\n", sep="\n")
         print("\n\n".join(as_text(name, results) for name, results in done["papers"].items()))
 
 

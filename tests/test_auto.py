@@ -293,6 +293,22 @@ def test_a_race_elsewhere_says_who_found_the_plan(monkeypatch):
     assert plan(problem, "boss", budget=Budget(seconds=2)).found_by in ("local-search", "genetic")
 
 
+@pytest.mark.skipif(not apart.POSSIBLE, reason="there is no fork here")
+def test_a_race_elsewhere_tells_what_it_finds_while_a_search_runs(monkeypatch):
+    monkeypatch.setattr(driver, "cores", lambda: 2)
+    monkeypatch.setitem(SEARCHES, "endless", finds([0, 1, 1]))
+
+    @planner("boss")
+    def boss(problem, ctx):
+        """Does not wait for the end."""
+        with ctx.elsewhere("race", partial(_race, names=["endless"])):
+            while ctx.best_value > 2.0 and not ctx.should_stop():
+                time.sleep(0.01)
+
+    found = plan(three_ops(), "boss", budget=Budget(seconds=30))
+    assert (found.value, found.found_by, found.stopped) == (2.0, "endless", "finished")
+
+
 @pytest.mark.parametrize(("budget", "cores"), [(Budget(evaluations=9), 2), (Budget(1.0, 9), 2), (Budget(1.0), 1)])
 def test_one_core_or_a_budget_in_evaluations_is_one_process(monkeypatch, budget, cores):
     monkeypatch.setattr(driver, "cores", lambda: cores)

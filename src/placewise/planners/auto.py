@@ -140,14 +140,14 @@ def _play(problem: Problem, ctx: Context, away: list[str]) -> None:
     runners += [multilevel] if multilevel else []
     at_home = [name for name in SEARCHES if name not in away and get(name).why_not(problem) is None]
     runners += [_Runner(ctx, name, SEARCHES[name]) for name in at_home if name != "multilevel" or not multilevel]
-    for _ in _halve(ctx, runners, levels if away else None):
-        pass
+    _exhaust(_halve(ctx, runners, levels if away else None))
     before = math.inf
     while ctx.best_value < before and not ctx.should_stop():  # and, while it helps, for better luck
         before = ctx.best_value
         for name, start in plans.items():
             again = partial(_climb, start=start, levels=levels)
-            _Runner(ctx, f"local search from {name}", again, seed=int(ctx.rng.integers(2**31))).run(ctx, 1.0)
+            runner = _Runner(ctx, f"local search from {name}", again, seed=int(ctx.rng.integers(2**31)))
+            _exhaust(runner.run(ctx, 1.0))
     for name in _exact(problem):  # and for proofs, if the budget will end them
         if math.isfinite(ctx.seconds_left) or (name == "cpsat" and ctx.evaluations_left < sys.maxsize):
             ctx.delegate(name)
@@ -159,21 +159,19 @@ def _race(ctx: Context, names: list[str]) -> Iterator[float]:
 
 
 def _halve(ctx: Context, runners: list[_Runner], levels: list[Level] | None = None) -> Iterator[float]:
-    """Heats, after each of which two of three give up; yields the best value.
+    """Heats, after each of which two of three give up; yields the best value at each step.
 
     With `levels`, the last one is joined by a climb from what was found elsewhere, if that is better.
     """
     out: list[_Runner] = []
     for runner in runners:
         if runner.name == "order-search" and math.isfinite(ctx.seconds_left):
-            runner.run(ctx, ctx.spent + _ANNEALING * (1.0 - ctx.spent))
-            yield ctx.best_value
+            yield from runner.run(ctx, ctx.spent + _ANNEALING * (1.0 - ctx.spent))
     while runners and not ctx.should_stop():
         heats = math.ceil(math.log(len(runners), 3)) + _FINAL
         began, share = ctx.spent, (1.0 - ctx.spent) / heats if len(runners) > 1 else 1.0
         for i, runner in enumerate(runners):
-            runner.run(ctx, began + share * (i + 1) / len(runners))
-            yield ctx.best_value
+            yield from runner.run(ctx, began + share * (i + 1) / len(runners))
         runners.sort(key=lambda runner: runner.best)
         third = math.ceil(len(runners) / 3)
         runners, out = [runner for runner in runners[:third] if not runner.done], runners[third:] + out
@@ -181,8 +179,7 @@ def _halve(ctx: Context, runners: list[_Runner], levels: list[Level] | None = No
             again = partial(_climb, start=ctx.best[0], levels=levels)
             runners.append(_Runner(ctx, f"local search from {ctx.found_by}", again, seed=int(ctx.rng.integers(2**31))))
     for runner in out:  # the best have come to an end, and there is time for second thoughts
-        runner.run(ctx, 1.0)
-        yield ctx.best_value
+        yield from runner.run(ctx, 1.0)
 
 
 def _order(problem: Problem, ctx: Context) -> None:
@@ -222,7 +219,7 @@ def _starts(problem: Problem, ctx: Context, helped: bool) -> tuple[dict[str, Int
     multilevel = None
     if problem.num_units > _DEEP and not helped and not ctx.should_stop():
         multilevel = _Runner(ctx, "multilevel", descend, share=_WHOLE)
-        multilevel.run(ctx, ctx.spent + _AHEAD * (1.0 - ctx.spent))
+        _exhaust(multilevel.run(ctx, ctx.spent + _AHEAD * (1.0 - ctx.spent)))
     value = {name: ctx.evaluate(placement) for name, placement in placements.items()}
     best = min(value.values(), default=math.inf)
     ranked = sorted(value, key=lambda name: value[name])
@@ -248,17 +245,27 @@ class _Runner:
     def _clock(self) -> float:
         return self._took if math.isnan(self._since) else self._took + self._whole.seconds - self._since
 
-    def run(self, ctx: Context, until: float) -> None:
-        """Go on until so much of the budget is spent."""
+    def run(self, ctx: Context, until: float) -> Iterator[float]:
+        """Go on until so much of the budget is spent; yields the best value of all."""
         before, self._since = ctx.best_value, ctx.seconds
         try:
             for best in self._steps:
                 self.best = best
+                self._sign(ctx, before)
+                yield ctx.best_value
                 if ctx.should_stop() or ctx.spent >= until:
                     break
             else:
                 self.done = True
         finally:  # the budget may end it anywhere
             self._took, self._since = self._clock(), math.nan
-            if self._ctx.best_value <= ctx.best_value < before:
-                ctx.found_by = self.name
+            self._sign(ctx, before)
+
+    def _sign(self, ctx: Context, before: float) -> None:
+        if self._ctx.best_value <= ctx.best_value < before:
+            ctx.found_by = self.name
+
+
+def _exhaust(steps: Iterator[float]) -> None:
+    for _ in steps:
+        pass

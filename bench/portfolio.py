@@ -2,7 +2,7 @@
 
 python bench/portfolio.py                           # 10 s each: SAGA's instances, models of the zoo
 python bench/portfolio.py --random 28 --seed 1000 --evaluations 30000 --members
-python bench/portfolio.py --training --seconds 5 --cpu --members
+python bench/portfolio.py --training --seconds 8 --members multilevel,local-search
 
 With `--random`, problems are drawn instead: shapes, sizes, devices, objectives and memory, all by chance and the seed,
 so that what was chosen on some seeds can be judged on others. A summary of all pairs of problem and member follows.
@@ -184,7 +184,7 @@ def measure(options: Any) -> dict[str, list[dict[str, Any]]]:
         if saga:
             row["to SAGA"] = f"{auto.value / saga:.4f}"
         alone = {}
-        for member in MEMBERS if options.members else ():
+        for member in options.members.split(",") if options.members else ():
             if get(member).why_not(problem) is None:
                 try:
                     alone[member] = plan(problem, member, budget=budget, seed=seed).value
@@ -231,7 +231,7 @@ if __name__ == "__main__":
         "seed": {"type": int, "default": 0},
         "random": {"type": int, "help": "so many random problems instead, from this seed on"},
         "training": {"action": "store_true", "help": "training steps of the zoo instead"},
-        "members": {"action": "store_true", "help": "also run each member alone"},
+        "members": {"nargs": "?", "const": ",".join(MEMBERS), "help": "also run each member alone, or those named"},
         "only": {"help": "problems whose name has this in it"},
     }
     main("The portfolio, its members alone, and SAGA 2.1.0", measure, **settings)

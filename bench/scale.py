@@ -1,9 +1,9 @@
 """How planning grows with the graph: seconds, memory, value and gap from a thousand ops to a million.
 
-Each size runs in a process of its own, so that the peak of its memory is its own (with that of processes that it starts;
-what they share counts twice). The default budget is a number of evaluations, which says what planning costs per op, in
-CPU time, which other work disturbs less than the seconds; with `--seconds` the planner uses what it is given. Both count
-everything from the problem to the checked plan: the bound, levels, search.
+Each size runs in a process of its own, so that the peak of its memory is its own (with that of processes that it
+starts; what they share counts twice). The default budget is a number of evaluations, which says what planning costs per
+op, in CPU time, which other work disturbs less than the seconds; with `--seconds` the planner uses what it is given.
+Both count everything from the problem to the checked plan: the bound, levels, search.
 """
 
 from __future__ import annotations

@@ -34,9 +34,10 @@ from placewise.planners.single import all_on
 DOCS = Path(__file__).parent.parent / "docs" / "results.md"
 OOM = "OOM"
 LEARNED = ("colocrl", "hierarchical", "hsdag", "placeto")
-EVALUATIONS = 10_000  # of each planner
 PLACEMENTS = Budget(evaluations=2_000)  # of whatever learns, and of its rivals where it is judged
 JUDGED = ("cpu-only", "gpu-only", "expert", "scotch", "colocrl", "hierarchical", "auto")
+COMPLETION = ("gpu-only", "aswm", "tsam", "spt", "talos", "order-search", "auto")
+PIPELINES = ("scotch", "local-search", "multilevel", "pipeline-dp", "auto")
 Cells = dict[str, Any]  # a number, a word (such as OOM), or nothing
 
 
@@ -62,6 +63,7 @@ class Table:
     scale: float = 1.0  # from what is measured to what is shown
     decimals: int | None = None  # as many significant digits as it takes
     best: bool = True  # whether to show the best of all planners
+    evaluations: int = 10_000  # of each planner that does not learn
 
 
 # ---- problems --------------------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ def pair(first: str, second: str) -> Callable[[Budget], Cells]:
     def measure(budget: Budget) -> Cells:
         graphs = [zoo.load(name).collapse_parameters().graph for name in (first, second)]
         problem = Problem(side_by_side(graphs), load_cluster("talos"), objective="completion", forbidden=("gpu1",))
-        found = values(problem, budget)
+        found = values(problem, budget, COMPLETION)
         gpu, cpu = ([problem.seconds[problem.graph.model == m, d].sum() for m in (0, 1)] for d in (0, 2))
         apart, in_turn = gpu[0] + cpu[1], 2 * gpu[0] + gpu[1]
         reduced = {name: 100 * (1 - x / apart) if isinstance(x, float) else x for name, x in found.items()}
@@ -176,7 +178,7 @@ def pipeline(name: str) -> Callable[[Budget], Cells]:
     def measure(budget: Budget) -> Cells:
         folder = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning")
         problem = load_problem(folder / "throughput-inputs" / f"{name}.json")
-        found = values(problem, budget, ["scotch", "local-search", "multilevel", "auto", "pipeline-dp"])
+        found = values(problem, budget, PIPELINES)
         chain = values(replace(problem, contiguous=True), budget, ["pipeline-dp"])["pipeline-dp"]
         return found | {"pipeline-dp": chain, "expert": expert_split(folder / "human-experts", name, problem)}
 
@@ -295,7 +297,7 @@ def talos() -> Table:
     columns = {"G+C, ms": "apart", "ASWM": "in turn", "TSAM": "tsam", "Talos": "talos", "SPT": "spt"}
     return Table(
         "Talos: reduction of the sum of completion times beside G+C, %", "ASAP 2021, figure 9", "models", columns,
-        list(found), decimals=1,
+        list(found), decimals=1, evaluations=1_000_000,  # what anneals needs many, and does many in a second
     )  # fmt: skip
 
 
@@ -319,6 +321,7 @@ def tarnawski() -> Table:
     return Table(
         "Tarnawski et al.: milliseconds per sample in a pipeline (t.: training)",
         "NeurIPS 2020; what the released program prints", "input", columns, list(found), 1e3, decimals=2,
+        evaluations=100_000,
     )  # fmt: skip
 
 
@@ -375,7 +378,8 @@ PAPERS: dict[str, Callable[[], Table]] = {
 # ---- what is said about them -----------------------------------------------------------------------------------------
 
 
-def measured(table: Table, budget: Budget) -> list[dict[str, Any]]:
+def measured(table: Table) -> list[dict[str, Any]]:
+    budget = Budget(evaluations=table.evaluations)
     return [{"label": row.label, "published": row.published, "found": row.measure(budget)} for row in table.rows]
 
 
@@ -456,7 +460,13 @@ def as_text(name: str, results: list[dict[str, Any]]) -> str:
         for first, *rest in [header, ["-" * width for width in widths], *printed]
     ]
     return "\n".join(
-        [fill(f"{table.title} ({table.source})", 80), "", *body, "", *(fill(x, 80) for x in said)]
+        [
+            fill(f"{table.title} ({table.source}); {table.evaluations:,} evaluations", 80),
+            "",
+            *body,
+            "",
+            *(fill(x, 80) for x in said),
+        ]
     ).rstrip()
 
 
@@ -483,26 +493,19 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="write the tables into docs/results.md")
     parser.add_argument("--run", type=Path, metavar="FILE", help="what --json printed, instead of running anew")
     parser.add_argument("--papers", default=",".join(PAPERS), metavar="A,B", help="only these; default: %(default)s")
-    parser.add_argument(
-        "--evaluations",
-        type=int,
-        default=EVALUATIONS,
-        help="budget of each planner that does not learn; default: %(default)s",
-    )
     options = parser.parse_args()
     names = [name for name in options.papers.split(",") if name != "tarnawski" or "PLACEWISE_DATA" in os.environ]
     if options.run:
         done = json.loads(options.run.read_text(encoding="utf-8"))
     else:
-        done = {"title": (__doc__ or "").partition("\n")[0], "machine": machine(), "evaluations": options.evaluations}
-        budget = Budget(evaluations=options.evaluations)
-        done["papers"] = {name: measured(PAPERS[name](), budget) for name in names}
+        done = {"title": (__doc__ or "").partition("\n")[0], "machine": machine()}
+        done["papers"] = {name: measured(PAPERS[name]()) for name in names}
     if options.json:
         print(json.dumps(done, indent=1))
     elif options.markdown:
         write(DOCS, done["papers"])
     else:
-        print(fill(done["title"], 80), f"{done['machine']}, {done['evaluations']:,} evaluations\n", sep="\n")
+        print(fill(done["title"], 80), f"{done['machine']}\n", sep="\n")
         print("\n\n".join(as_text(name, results) for name, results in done["papers"].items()))
 
 

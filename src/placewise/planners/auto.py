@@ -27,7 +27,7 @@ from placewise.problem import Problem
 FIRST: Final = ("fit", "single", "blocks-by-memory", "heft", "etf", "blocks-by-load")
 #: Where searches begin besides. Most end soon.
 STARTS: Final = (
-    *("expert", "cpop", "peft", "lookahead", "m-etf", "m-sct", "tsam", "metis", "scotch", "min-cut"),
+    *("expert", "cpop", "peft", "lookahead", "m-etf", "m-sct", "spt", "tsam", "metis", "scotch", "min-cut"),
     *("pipeline-dp", "rows", "offload"),
 )
 #: Of these, those that are quick on large graphs, with their shares of what is left.

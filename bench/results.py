@@ -459,15 +459,8 @@ def as_text(name: str, results: list[dict[str, Any]]) -> str:
         gap.join([first.ljust(widths[0]), *(x.rjust(w) for x, w in zip(rest, widths[1:], strict=True))]).rstrip()
         for first, *rest in [header, ["-" * width for width in widths], *printed]
     ]
-    return "\n".join(
-        [
-            fill(f"{table.title} ({table.source}); {table.evaluations:,} evaluations", 80),
-            "",
-            *body,
-            "",
-            *(fill(x, 80) for x in said),
-        ]
-    ).rstrip()
+    title = f"{table.title} ({table.source}); {table.evaluations:,} evaluations"
+    return "\n".join([fill(title, 80), "", *body, "", *(fill(x, 80) for x in said)]).rstrip()
 
 
 def as_markdown(name: str, results: list[dict[str, Any]]) -> str:

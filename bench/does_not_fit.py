@@ -11,7 +11,6 @@ python bench/does_not_fit.py --tiny    small models on logical devices of a CPU:
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import statistics
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ import torch
 import transformers
 
 import placewise as pw
-from harness import main, progress, this_machine
+from harness import best_planned, main, progress, this_machine
 from placewise import engines
 from placewise.engines.torch_offload import modes
 from placewise.importers.transformers import from_transformers
@@ -120,14 +119,13 @@ def by_hand(problem: pw.Problem, gpu_layers: int) -> Plan:
 
 
 def planned(problem: pw.Problem, seconds: float) -> Plan:
-    """The better of two windows of streaming; without ortools, by the searches that need none."""
-    names = ("auto",) if importlib.util.find_spec("ortools") else ("local-search", "genetic")
+    """The better of two windows of streaming."""
     windows = [replace(problem, execution=replace(problem.execution, prefetch=ahead)) for ahead in (2, 3)]
     # Buffers have the size of the largest part that comes through them, which is now and then more than the simulation
     # counts: a little room is left.
     snug = [capped(window, 0.97 * window.capacity[_gpu(window)]) for window in windows]
-    plans = [replace(pw.plan(tight, name, budget=pw.Budget(seconds=seconds)), problem=window)
-             for window, tight in zip(windows, snug, strict=True) for name in names]  # fmt: skip
+    plans = [replace(best_planned(tight, pw.Budget(seconds=seconds)), problem=window)
+             for window, tight in zip(windows, snug, strict=True)]  # fmt: skip
     return min(plans, key=lambda plan: plan.value)
 
 
@@ -175,11 +173,15 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     if options.tiny:
         configs = {"dense": transformers.LlamaConfig(**_SMALL), "experts": transformers.MixtralConfig(**_SMALL)}
     tables: dict[str, list[dict[str, Any]]] = {}
+    prompt = 32 if options.tiny else 512
+    phases = {True: "one token after the prompt", False: f"a prompt of {prompt} tokens"}
     for name, config in configs.items():
-        case = Case(config, box, devices, 32 if options.tiny else 512, options.rounds)
+        wanted = {decode: phase for decode, phase in phases.items() if options.only in f"{name}: {phase}"}
+        if not wanted:
+            continue
+        case = Case(config, box, devices, prompt, options.rounds)
         limit = case.weights / 2
-        for decode in (True, False):
-            phase = "one token after the prompt" if decode else f"a prompt of {case.prompt} tokens"
+        for decode, phase in wanted.items():
             progress(f"{name}, {phase}: measuring its parts")
             problem = case.problem(decode)
 
@@ -224,5 +226,6 @@ if __name__ == "__main__":
         measure,
         tiny={"action": "store_true", "help": "small models on logical devices"},
         rounds={"type": int, "default": 15, "help": "medians of so many calls"},
+        only={"default": "", "help": "cases whose name has this in it, such as 'experts, 3.9B: one token'"},
         budget={"type": float, "default": 10.0, "help": "seconds for each plan"},
     )

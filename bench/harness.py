@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -17,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from placewise import Cluster, Costs, Device, Graph, Problem, full_mesh
+from placewise import Budget, Cluster, Costs, Device, Graph, Problem, full_mesh, plan
 from placewise import machine as here
 from placewise.files import load_cluster
+from placewise.planners import get
+from placewise.plans import Plan
 from placewise.problem import Execution
 
 
@@ -56,6 +59,13 @@ def this_machine() -> Cluster:
     kept = tuple(device for device in box.devices if device.kind == "cpu" or device.name == first)
     names = {device.name for device in kept}
     return Cluster(kept, tuple(link for link in box.links if {link.source, link.target} <= names), box.name)
+
+
+def best_planned(problem: Problem, budget: Budget) -> Plan:
+    """What the portfolio finds; without ortools, as on borrowed machines, the best of searches that need none."""
+    searches = [name for name in ("offload", "local-search", "genetic") if get(name).why_not(problem) is None]
+    names = ["auto"] if importlib.util.find_spec("ortools") else searches
+    return min((plan(problem, name, budget=budget) for name in names), key=lambda made: made.value)
 
 
 def cpu_seconds(work: Callable[[], Any], repeat: int = 5) -> float:

@@ -3,6 +3,7 @@
 Also what the executor costs beside the plain module, per op, on one device.
 
 python bench/overlap.py
+python bench/overlap.py --gpu     BERT-base on the CUDA GPU of this machine, beside the plain module there
 """
 
 from __future__ import annotations
@@ -61,30 +62,32 @@ def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, floa
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    with torch.inference_mode():
+        return [_on_a_gpu(batch, options.rounds) for batch in (1, 32)] if options.gpu else _on_the_cpu(options)
+
+
+def _on_the_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     rows = []
-    with torch.inference_mode():
-        for width, depth, batch in ((512, 8, 256), (1024, 8, 256), (1024, 4, 64)):
-            module, args = Branches(width, depth).eval(), (torch.randn(batch, width),)
-            one, _ = placed(module, args, lambda name: 0, 1)
-            two, _ = placed(module, args, lambda name: int(name.startswith("right")), 2)
-            found = in_turns({"one": partial(one, *args), "two": partial(two, *args)}, options.rounds)
-            rows.append(
-                {"model": f"two branches, {depth} x {width}, batch {batch}", "one ms": 1e3 * found["one"],
-                 "two ms": 1e3 * found["two"], "times": found["one"] / found["two"]}
-            )  # fmt: skip
-        for name in ("bert-base", "squeezenet", "resnet-50"):
-            module, args = zoo.module(name)
-            module, args = materialised(module, tuple(arg[:1] for arg in args), torch.device("cpu"))
-            one, ops = placed(module, args, lambda name: 0, 1)
-            found = in_turns({"plain": partial(module, *args), "one": partial(one, *args)}, options.rounds)
-            rows.append(
-                {"model": f"{name}, batch 1", "plain ms": 1e3 * found["plain"], "one ms": 1e3 * found["one"],
-                 "us more per op": 1e6 * (found["one"] - found["plain"]) / ops,
-                 "% more": 100 * (found["one"] / found["plain"] - 1)}
-            )  # fmt: skip
-        if torch.cuda.is_available():
-            rows += [_on_a_gpu(batch, options.rounds) for batch in (1, 32)]
+    for width, depth, batch in ((512, 8, 256), (1024, 8, 256), (1024, 4, 64)):
+        module, args = Branches(width, depth).eval(), (torch.randn(batch, width),)
+        one, _ = placed(module, args, lambda name: 0, 1)
+        two, _ = placed(module, args, lambda name: int(name.startswith("right")), 2)
+        found = in_turns({"one": partial(one, *args), "two": partial(two, *args)}, options.rounds)
+        rows.append(
+            {"model": f"two branches, {depth} x {width}, batch {batch}", "one ms": 1e3 * found["one"],
+             "two ms": 1e3 * found["two"], "times": found["one"] / found["two"]}
+        )  # fmt: skip
+    for name in ("bert-base", "squeezenet", "resnet-50"):
+        module, args = zoo.module(name)
+        module, args = materialised(module, tuple(arg[:1] for arg in args), torch.device("cpu"))
+        one, ops = placed(module, args, lambda name: 0, 1)
+        found = in_turns({"plain": partial(module, *args), "one": partial(one, *args)}, options.rounds)
+        rows.append(
+            {"model": f"{name}, batch 1", "plain ms": 1e3 * found["plain"], "one ms": 1e3 * found["one"],
+             "us more per op": 1e6 * (found["one"] - found["plain"]) / ops,
+             "% more": 100 * (found["one"] / found["plain"] - 1)}
+        )  # fmt: skip
     return rows
 
 
@@ -109,4 +112,9 @@ def _on_a_gpu(batch: int, rounds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main("The executor on logical devices", measure, rounds={"type": int, "default": 30, "help": "medians of so many"})
+    main(
+        "The executor on logical devices",
+        measure,
+        gpu={"action": "store_true", "help": "on the CUDA GPU of this machine"},
+        rounds={"type": int, "default": 30, "help": "medians of so many"},
+    )

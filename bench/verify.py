@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness import main, progress, this_machine
-from placewise import Budget, Cluster, Device, Problem, engines, full_mesh, plan, zoo
+from harness import best_planned, main, progress, this_machine
+from placewise import Budget, Cluster, Device, Problem, engines, full_mesh, zoo
 from placewise.importers import pt2
 from placewise.importers.torch_export import from_torch
 from placewise.measure.pytorch import materialised
@@ -176,7 +176,7 @@ def _planned(problem: Problem, way: str) -> Plan:
             gpu = kinds.index("gpu")
             peak = simulate(problem, np.full(problem.num_ops, gpu, np.int32)).peak[gpu]
             problem = replace(problem, cluster=problem.cluster.with_memory({names[gpu]: _SHARE * float(peak)}))
-        return plan(problem, "auto", budget=Budget(evaluations=2000))
+        return best_planned(problem, Budget(evaluations=2000))
     of_unit = np.zeros(problem.num_units, np.int32)
     if way == "random":
         of_unit[:] = np.random.default_rng(0).integers(0, 2, problem.num_units)

@@ -17,9 +17,10 @@ from placewise import Budget, Problem, engines, plan, zoo
 from placewise.cluster import Device, full_mesh
 from placewise.engines.cut import cut, describe_cut
 from placewise.engines.pieces import feed_forward, pieces
-from placewise.engines.ranks import ranks
+from placewise.engines.ranks import accelerator_numbers, ranks
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
+from placewise.sharding import sharded
 from placewise.simulator import evaluate, violations
 
 RANKED = ("vllm", "sglang", "tensorrt-llm", "megatron", "torchtitan", "deepspeed")
@@ -202,6 +203,48 @@ def test_ranks_are_numbered_as_the_plan_has_them(capsys):
             assert capsys.readouterr().err.endswith(f"start it with CUDA_VISIBLE_DEVICES={wanted}\n")
     engines.get("megatron").export(by_hand("vllm", "llama-3-8b", box(24, 24), layer_split(9)))
     assert capsys.readouterr().err == ""
+
+
+def of_shards(groups, device_of):
+    """A plan of Llama by hand on groups of four GPUs and a host."""
+    fitted = sharded(engines.get("vllm").fit(problem("llama-3-8b", box(24, 24, 24, 24), "throughput")), groups)
+    found = pieces(fitted.graph)
+    placement = np.array([device_of(found.names[p] if p >= 0 else found.names[0]) for p in found.of_op], np.int32)
+    return Plan(fitted, placement, None, float(evaluate(fitted, placement).value[0]), 0.0, "hand", "0")
+
+
+def test_what_pipelines_of_shards_are_told(capsys):
+    found = of_shards(((0, 1), (2, 3), (4,)), lambda piece: 1 - layer_split(19)(piece))
+    text = {name: engines.get(name).export(found) for name in RANKED if name != "deepspeed"}
+    assert text["vllm"] == (
+        "CUDA_VISIBLE_DEVICES=2,3,0,1 VLLM_PP_LAYER_PARTITION=20,12 "
+        'vllm serve "$MODEL" --pipeline-parallel-size 2 --tensor-parallel-size 2\n'
+    )
+    assert text["sglang"].endswith("--pp-size 2 --tp-size 2\n")
+    assert text["tensorrt-llm"] == "tensor_parallel_size: 2\npipeline_parallel_size: 2\npp_partition: [20, 12]\n"
+    assert text["megatron"].startswith("--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel")
+    assert "(\n    tensor_parallel_degree=2,\n    pipeline_parallel_degree=2,\n" in text["torchtitan"]
+    assert capsys.readouterr().err.count("start it with CUDA_VISIBLE_DEVICES=2,3,0,1\n") == 3
+    mixed = of_shards(((0, 1), (2,), (3,), (4,)), layer_split(19))
+    for name in text:
+        with pytest.raises(
+            InvalidInput, match=f"the stages have 2, 1 GPUs, and {name} has as many for each: .*uniform"
+        ):
+            engines.get(name).export(mixed)
+    for name, engine in engines.available().items():
+        if name not in text:
+            with pytest.raises(
+                Unsupported, match=rf"gpu2\+gpu3 is cut up among 2 devices, of which {name} cannot be told"
+            ):
+                engine.export(of_shards(((0,), (1,), (2, 3), (4,)), lambda _: 2))
+
+
+def test_shards_are_numbered_as_their_names_are():
+    gpus = [replace(device, name=f"cuda:{7 - d}") for d, device in enumerate(box(24, 24, 24).devices[:3])]
+    free = problem("gpt-2", full_mesh(gpus, 20e9))
+    assert accelerator_numbers(sharded(free, ((0, 1), (2,))).cluster, 0) == [7, 6]
+    assert accelerator_numbers(sharded(free, ((0, 1), (2,))).cluster, 1) == [5]
+    assert accelerator_numbers(sharded(problem("gpt-2", box(24, 24, 24)), ((0, 1), (2,), (3,))).cluster, 1) == [2]
 
 
 def test_a_plan_that_an_engine_cannot_run_is_refused():

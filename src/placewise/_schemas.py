@@ -136,6 +136,7 @@ class DeviceData(_Object):
     bandwidth: Bandwidth = math.inf
     launch: Seconds = 0.0
     copies: bool = True
+    shards: int = 1
     profile: str | None = None  # the name of a profile, or its file
 
     @model_validator(mode="after")

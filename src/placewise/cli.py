@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -142,19 +143,29 @@ def plan(
     option: Annotated[
         list[str] | None, typer.Option("-o", metavar="KEY=VALUE", help="An option of the planner.")
     ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Up to so many like devices may be one, each with a part of every op.")
+    ] = None,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="With --shards: as many everywhere, as engines have it.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Where to write the plan.")] = Path("plan.json"),
     as_json: AsJson = False,
 ) -> None:
     """Find a plan and write it to a file."""
     from placewise import driver, planners
     from placewise.report.table import describe_plan
+    from placewise.sharding import plan_sharded
 
     check_writable(out)
+    if uniform and shards is None:
+        raise InvalidInput("--uniform: this is for --shards")
     name = planner or driver.DEFAULT_PLANNER
     options, limit = planners.parse_options(name, option or []), budget_of(budget, evaluations)
     driver.compile_for(problem, planners.get(name), terminal.say_once)
+    work = driver.plan if shards is None else partial(plan_sharded, most=shards, uniform=uniform)
     with terminal.planning() as show:
-        found = driver.plan(problem, name, budget=limit, seed=seed, options=options, on_progress=show)
+        found = work(problem, planner=name, budget=limit, seed=seed, options=options, on_progress=show)
     with terminal.unhurried():
         found.save(out)
         print(to_json(plan_facts(found) | {"plan": str(out)}) if as_json else describe_plan(found), flush=True)

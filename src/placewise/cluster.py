@@ -40,6 +40,7 @@ class Device:
     bandwidth: float = math.inf  # bytes/s of its own memory
     launch: float = 0.0  # seconds added to each op
     copies: bool = True  # whether copies cost the device's own time where compute and transfers do not overlap
+    shards: int = 1  # how many devices it is made of, each of which has a part of every op (`sharding`)
     profile: Profile | None = field(default=None, compare=False)  # what was measured on it
 
     def __post_init__(self) -> None:
@@ -52,6 +53,8 @@ class Device:
                 check_text(dtype, "flops")
             if not isinstance(self.copies, bool):
                 raise InvalidInput(f"copies: must be True or False, found {self.copies!r:.60}")
+            if isinstance(self.shards, bool) or not isinstance(self.shards, int) or not 1 <= self.shards <= MAX_DEVICES:
+                raise InvalidInput(f"shards: must be a whole number from 1 to {MAX_DEVICES}, found {self.shards!r:.60}")
             rates = {dtype: _rate(rate, "FLOP per second", f"flops.{dtype:.60}") for dtype, rate in self.flops.items()}
             object.__setattr__(self, "memory", _quantity(self.memory, "bytes", "memory"))
             object.__setattr__(self, "flops", rates)
@@ -152,6 +155,10 @@ class Cluster:
             return numbers.index(name)
         raise InvalidInput(f"cluster {self.name!r:.60} has no device {name!r:.60}; it has {listed(self.device_names)}")
 
+    def link(self, source: int, target: int) -> Link:
+        """The way from one device to another."""
+        return self._link_of[source, target]
+
     @cached_property
     def _link_of(self) -> dict[tuple[int, int], Link]:
         position = {name: i for i, name in enumerate(self.device_names)}
@@ -225,7 +232,9 @@ class Cluster:
     def digest(self) -> str:
         """SHA-256 over the content."""
         devices = [
-            (d.name, d.kind, d.memory, sorted(d.flops.items()), d.bandwidth, d.launch, d.copies) for d in self.devices
+            (d.name, d.kind, d.memory, sorted(d.flops.items()), d.bandwidth, d.launch, d.copies)
+            + ((d.shards,) if d.shards > 1 else ())
+            for d in self.devices
         ]
         links = sorted((link.source, link.target, link.bandwidth, link.latency, link.via) for link in self.links)
         return hashlib.sha256(json.dumps([self.name, devices, links]).encode()).hexdigest()

@@ -388,7 +388,7 @@ def plan(
     settings = info.settings(options or {})
     compile_for(problem, info)
     if math.isinf(lower_bound(problem).value):
-        raise NoFeasiblePlan(_why_impossible(problem))
+        raise NoFeasiblePlan(_why_impossible(problem), math.inf)
 
     ctx = Context(problem, budget, int(seed), lower_bound(problem).value, on_progress, planner)
     with _interruptible(ctx), _blaming(planner):
@@ -406,7 +406,7 @@ def plan(
     if ctx.best is None and ctx.stopped == "interrupted":
         raise KeyboardInterrupt
     if ctx.best is None or broken:
-        raise NoFeasiblePlan(_why_none_found(ctx, broken))
+        raise NoFeasiblePlan(_why_none_found(ctx, broken), ctx.lower_bound)
     if _is_false(ctx.lower_bound, ctx.best_value):
         raise PlacewiseError(f"planner {planner!r}: {_refuted(ctx.lower_bound, ctx.best_value, 'it')}")
     return Plan(

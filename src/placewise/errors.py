@@ -21,6 +21,10 @@ class NoFeasiblePlan(PlacewiseError):
 
     exit_code = 3
 
+    def __init__(self, message: str, lower_bound: float = 0.0) -> None:
+        super().__init__(message)
+        self.lower_bound = lower_bound  # infinite where it is proved that there is none
+
 
 class Unsupported(PlacewiseError):
     """The request is well formed, but this planner or installation cannot serve it."""

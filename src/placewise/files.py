@@ -476,6 +476,7 @@ def _cluster_out(cluster: Cluster) -> dict[str, Any]:
             "launch": float(device.launch),
             "copies": device.copies,
         }
+        | ({"shards": device.shards} if device.shards > 1 else {})
         for device in cluster.devices
     ]
     links = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from placewise.engines import check_devices
+from placewise.engines import check_devices, check_whole_ops
 from placewise.engines.ranks import accelerator_number
 from placewise.errors import InvalidInput
 from placewise.importers.torch_export import first_line
@@ -27,6 +27,7 @@ def torch_devices(plan: Plan, given: Mapping[str, str]) -> list[torch.device]:
     """
     cluster, homes = plan.problem.cluster, []
     check_devices(plan, given)
+    check_whole_ops(plan, "torch")
     used = set(plan.placement.tolist())
     for d, device in enumerate(cluster.devices):
         name = given.get(device.name)

@@ -13,14 +13,14 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -89,6 +89,7 @@ class Engine(NamedTuple):
     run: Runner | None = None
     write: Writer | None = None
     places_parameters: bool = False  # whether weights may be elsewhere than the ops that read them
+    shards: bool = False  # whether a device may be several, each with a part of every op
     versions: str = ""  # that it is written for, as pip says it (vllm>=0.5.4) where there is a package
 
 
@@ -103,15 +104,43 @@ def engine(
     run: Runner | None = None,
     write: Writer | None = None,
     places_parameters: bool = False,
+    shards: bool = False,
 ) -> Callable[[Callable[[Plan], str]], Callable[[Plan], str]]:
-    """Register the function that writes a plan for an engine; the first line of its docstring says what it writes."""
+    """Register the function that writes a plan for an engine; the first line of its docstring says what it writes.
+
+    With `shards`, it can be told of devices that are several, each with a part of every op.
+    """
 
     def register(export: Callable[[Plan], str]) -> Callable[[Plan], str]:
         summary = (export.__doc__ or "").partition("\n")[0]
-        _registered[name] = Engine(name, summary, export, fit, run, write, places_parameters, versions)
+        _registered[name] = Engine(
+            name, summary, checked(export), fit, run and checked(run), write and checked(write), places_parameters,
+            shards, versions,
+        )  # fmt: skip
         return export
 
+    def checked(task: Callable[..., T]) -> Callable[..., T]:
+        @wraps(task)
+        def work(plan: Plan, *rest: Any) -> T:
+            if not shards:
+                check_whole_ops(plan, name)
+            return task(plan, *rest)
+
+        return work
+
     return register
+
+
+def check_whole_ops(plan: Plan, engine: str) -> None:
+    """Refuse a plan in which several devices have a part of every op (`placewise.sharding`)."""
+    for d in sorted(set(plan.placement.tolist())):
+        device = plan.problem.cluster.devices[d]
+        if device.shards > 1:
+            able = ", ".join(name for name, other in available().items() if other.shards)
+            raise Unsupported(
+                f"each op on {device.name} is cut up among {device.shards} devices, of which {engine} cannot be told "
+                f"(only {able}): plan without --shards"
+            )
 
 
 def written_for(found: Engine) -> str:

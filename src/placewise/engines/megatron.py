@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from placewise.engines import engine
-from placewise.engines.ranks import note_visible, ranks, whole_layers
+from placewise.engines.ranks import note_visible, ranks, shards_of_each, whole_layers
 from placewise.plans import Plan
 
 
-@engine("megatron", fit=whole_layers, versions="megatron-core>=0.13")
+@engine("megatron", fit=whole_layers, shards=True, versions="megatron-core>=0.13")
 def megatron(plan: Plan) -> str:
     """Arguments with --pipeline-model-parallel-layout (E embedding, t layer, L loss).
 
@@ -17,4 +17,6 @@ def megatron(plan: Plan) -> str:
     note_visible(plan, stages)
     parts = [f"t*{len(stage.layers)}" for stage in stages]
     layout = "E" + "|".join(parts) + ",L"
-    return f'--pipeline-model-parallel-size {len(parts)} --pipeline-model-parallel-layout "{layout}"\n'
+    shards = shards_of_each(plan, stages, "megatron")
+    tensor = f"--tensor-model-parallel-size {shards} --sequence-parallel " if shards > 1 else ""
+    return f'{tensor}--pipeline-model-parallel-size {len(parts)} --pipeline-model-parallel-layout "{layout}"\n'

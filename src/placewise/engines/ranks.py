@@ -6,6 +6,7 @@ is one accelerator; ranks without layers are left out.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from typing import NamedTuple
@@ -72,26 +73,44 @@ def counts(stages: list[Rank]) -> str:
 
 def accelerator_number(cluster: Cluster, device: int) -> int:
     """What CUDA calls a GPU: the number in its name, or its place among the GPUs."""
-    digits = cluster.device_names[device].rpartition(":")[2] if ":" in cluster.device_names[device] else ""
-    if digits.isdigit():
-        return int(digits)
-    if cluster.devices[device].kind != "gpu":
-        name, kind = cluster.device_names[device], cluster.devices[device].kind
+    return accelerator_numbers(cluster, device)[0]
+
+
+def accelerator_numbers(cluster: Cluster, device: int) -> list[int]:
+    """The same of all that a device is made of."""
+    name, kind, shards = cluster.device_names[device], cluster.devices[device].kind, cluster.devices[device].shards
+    named = [int(number) for number in re.findall(r":(\d+)(?:\+|$)", name)]
+    if len(named) == shards:
+        return named
+    if kind != "gpu":
         raise InvalidInput(f"the plan uses {name}, a {kind}, where the engine has GPUs alone: plan with `--engine`")
-    return sum(other.kind == "gpu" for other in cluster.devices[:device])
+    first = sum(other.shards for other in cluster.devices[:device] if other.kind == "gpu")
+    return list(range(first, first + shards))
+
+
+def shards_of_each(plan: Plan, stages: list[Rank], engine: str) -> int:
+    """How many GPUs each stage has, where all have as many."""
+    found = [plan.problem.cluster.devices[stage.device].shards for stage in stages]
+    if len(set(found)) > 1:
+        several = ", ".join(map(str, found))
+        raise InvalidInput(f"the stages have {several} GPUs, and {engine} has as many for each: plan with --uniform")
+    return found[0]
 
 
 def visible(plan: Plan, stages: list[Rank]) -> str:
-    """The setting that makes CUDA number the accelerators as the ranks are."""
-    numbers = (str(accelerator_number(plan.problem.cluster, stage.device)) for stage in stages)
-    return f"CUDA_VISIBLE_DEVICES={','.join(numbers)}"
+    """The setting that makes CUDA number the accelerators as the ranks are; the shards of a stage follow each other."""
+    return f"CUDA_VISIBLE_DEVICES={','.join(map(str, _numbers(plan, stages)))}"
 
 
 def note_visible(plan: Plan, stages: list[Rank]) -> None:
     """Say it, where what is exported has no place for it."""
-    wanted, usual = visible(plan, stages), ",".join(map(str, range(len(stages))))
-    if wanted != f"CUDA_VISIBLE_DEVICES={usual}":
-        print(f"note: ranks are numbered along the layers: start it with {wanted}", file=sys.stderr)
+    numbers = _numbers(plan, stages)
+    if numbers != list(range(len(numbers))):
+        print(f"note: ranks are numbered along the layers: start it with {visible(plan, stages)}", file=sys.stderr)
+
+
+def _numbers(plan: Plan, stages: list[Rank]) -> list[int]:
+    return [number for stage in stages for number in accelerator_numbers(plan.problem.cluster, stage.device)]
 
 
 def _layered(problem: Problem) -> Pieces:

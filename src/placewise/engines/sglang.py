@@ -1,13 +1,13 @@
-"""SGLang: layers per rank of a pipeline."""
+"""SGLang: layers per rank of a pipeline, and shards of each."""
 
 from __future__ import annotations
 
 from placewise.engines import engine
-from placewise.engines.ranks import counts, ranks, visible, whole_layers
+from placewise.engines.ranks import counts, ranks, shards_of_each, visible, whole_layers
 from placewise.plans import Plan
 
 
-@engine("sglang", fit=whole_layers, versions="sglang>=0.5")
+@engine("sglang", fit=whole_layers, shards=True, versions="sglang>=0.5")
 def sglang(plan: Plan) -> str:
     """A command line with SGLANG_PP_LAYER_PARTITION, for `sglang.launch_server`.
 
@@ -15,4 +15,6 @@ def sglang(plan: Plan) -> str:
     """
     stages = ranks(plan, "sglang")
     settings = f"{visible(plan, stages)} SGLANG_PP_LAYER_PARTITION={counts(stages)}"
-    return f'{settings} python -m sglang.launch_server --model-path "$MODEL" --pp-size {len(stages)}\n'
+    shards = shards_of_each(plan, stages, "sglang")
+    tensor = f" --tp-size {shards}" if shards > 1 else ""
+    return f'{settings} python -m sglang.launch_server --model-path "$MODEL" --pp-size {len(stages)}{tensor}\n'

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from placewise.engines import engine
-from placewise.engines.ranks import note_visible, ranks, whole_layers
+from placewise.engines.ranks import note_visible, ranks, shards_of_each, whole_layers
 from placewise.plans import Plan
 
 
-@engine("torchtitan", fit=whole_layers, versions="torchtitan>=0.3")
+@engine("torchtitan", fit=whole_layers, shards=True, versions="torchtitan>=0.3")
 def torchtitan(plan: Plan) -> str:
     """Python with a ParallelismConfig that has module_fqns_per_model_part, in torchtitan's names.
 
@@ -21,8 +21,10 @@ def torchtitan(plan: Plan) -> str:
     stages = [[f"layers.{number}" for number in stage.layers] for stage in found]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "lm_head"]
+    shards = shards_of_each(plan, found, "torchtitan")
+    tensor = f"    tensor_parallel_degree={shards},\n" if shards > 1 else ""
     rows = "".join(f"        {json.dumps(stage)},\n" for stage in stages)
     return (
         "from torchtitan.config import ParallelismConfig\n\nparallelism = ParallelismConfig(\n"
-        f"    pipeline_parallel_degree={len(stages)},\n    module_fqns_per_model_part=[\n{rows}    ],\n)\n"
+        f"{tensor}    pipeline_parallel_degree={len(stages)},\n    module_fqns_per_model_part=[\n{rows}    ],\n)\n"
     )

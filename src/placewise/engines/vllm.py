@@ -1,13 +1,13 @@
-"""vLLM: layers per rank of a pipeline."""
+"""vLLM: layers per rank of a pipeline, and shards of each."""
 
 from __future__ import annotations
 
 from placewise.engines import engine
-from placewise.engines.ranks import counts, ranks, visible, whole_layers
+from placewise.engines.ranks import counts, ranks, shards_of_each, visible, whole_layers
 from placewise.plans import Plan
 
 
-@engine("vllm", fit=whole_layers, versions="vllm>=0.5.4")
+@engine("vllm", fit=whole_layers, shards=True, versions="vllm>=0.5.4")
 def vllm(plan: Plan) -> str:
     """A command line with VLLM_PP_LAYER_PARTITION, for `vllm serve`.
 
@@ -16,4 +16,6 @@ def vllm(plan: Plan) -> str:
     """
     stages = ranks(plan, "vllm")
     settings = f"{visible(plan, stages)} VLLM_PP_LAYER_PARTITION={counts(stages)}"
-    return f'{settings} vllm serve "$MODEL" --pipeline-parallel-size {len(stages)}\n'
+    shards = shards_of_each(plan, stages, "vllm")
+    tensor = f" --tensor-parallel-size {shards}" if shards > 1 else ""
+    return f'{settings} vllm serve "$MODEL" --pipeline-parallel-size {len(stages)}{tensor}\n'

@@ -620,6 +620,18 @@ def test_what_verify_cannot_run_is_told_before_its_devices(tmp_path):
         pass
 
 
+def test_a_model_that_the_host_has_no_room_for_is_refused(monkeypatch):
+    """Alexnet has 61.1 million weights: 233 MiB."""
+    from placewise import machine
+
+    graph = zoo.load("alexnet").collapse_parameters().graph
+    found = Plan(Problem(graph, logical(2)), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+    monkeypatch.setattr(machine, "host_memory", lambda: (232 * 2.0**20, 2.0**40))
+    message = "alexnet with and without a plan takes 233 MiB of host memory, and 232 MiB is free"
+    with pytest.raises(Unsupported, match=message), engines.get("torch").run(found, "alexnet", {}):
+        pass
+
+
 def test_times_of_ops_add_up_to_the_usual_run():
     """Each of two ops is slow in runs of its own, which medians would not see; one run of five is no usual one."""
     from placewise.engines.torch import TorchRun

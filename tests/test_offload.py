@@ -485,6 +485,17 @@ def test_verify_refuses_another_model(tmp_path):
         verify(ops, str(tmp_path / "config.json"), devices=BOTH_ON_CPU)
 
 
+def test_verify_refuses_a_model_that_the_host_has_no_room_for_twice(tmp_path, monkeypatch):
+    from placewise import machine
+
+    CONFIGS["dense"].to_json_file(tmp_path / "config.json")
+    found = by_hand(problem_of("dense", 9.0), lambda module: (0, 0))
+    weights = float(found.problem.graph.resident_bytes.sum())
+    monkeypatch.setattr(machine, "host_memory", lambda: (1.9 * weights, 2.0**40))
+    with pytest.raises(Unsupported, match=r"with and without a plan, takes .* of host memory, and .* is free"):
+        verify(found, str(tmp_path), devices=BOTH_ON_CPU, seconds=0.0)
+
+
 # ---- measured --------------------------------------------------------------------------------------------------------
 
 

@@ -155,6 +155,13 @@ def host_memory(root: Path = Path("/")) -> tuple[float, float]:
     return min(free, total), total
 
 
+def check_host_memory(needed: float, what: str) -> None:
+    """Refuse what the host has no room for: the kernel would end this process, or others, without a word."""
+    free, _ = host_memory()
+    if needed > free:
+        raise Unsupported(f"{what} takes {format_bytes(needed)} of host memory, and {format_bytes(free)} is free")
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores that this process may use, within the quotas of the control groups."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

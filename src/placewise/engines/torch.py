@@ -46,6 +46,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
 
     from placewise import zoo
     from placewise.importers import pt2, require
+    from placewise.machine import check_host_memory
     from placewise.measure import check_readable, told
     from placewise.measure.pytorch import materialised, runnable
 
@@ -60,6 +61,9 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
     module, args, kwargs, name = runnable(model)
     plan.check_model(zoo.load(model) if model in zoo.names() else pt2.load(model))
     homes = torch_devices(plan, devices)
+    # The plan moves the weights of the module itself, which the plain one keeps if nothing moves.
+    moves = any(homes[d].type == "cuda" for d in plan.placement.tolist())
+    check_host_memory((1 + moves) * float(plan.problem.graph.resident_bytes.sum()), f"{name} with and without a plan")
     given = "random weights and inputs"
     with told(f"{name}: cannot be run as the plan says"), torch.no_grad():
         torch.manual_seed(0)
@@ -67,8 +71,6 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun
         if model.endswith(".pt2"):
             given = _own_values(model, module, args)
         alone = beside(plan, homes, lambda home: float(torch.cuda.mem_get_info(home)[0]))
-        # The plan moves the weights of the module itself, which the plain one keeps if nothing moves.
-        moves = any(homes[d].type == "cuda" for d in plan.placement.tolist())
         plain = copy.deepcopy(module).to(alone) if moves else module
         if moves and alone.type == "cpu":
             given += ", and without a plan on the CPU, as the GPU has no room for both"

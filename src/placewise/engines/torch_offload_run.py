@@ -32,6 +32,7 @@ def ready(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Offloa
     import torch
 
     from placewise.importers.transformers import random_inputs, with_weights
+    from placewise.machine import check_host_memory
     from placewise.measure import told
     from placewise.ports import torch_devices
 
@@ -41,6 +42,7 @@ def ready(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Offloa
         raise Unsupported("verify runs models that read tokens, and this plan does not tell how many")
     _check_model(plan, model, found)
     homes = torch_devices(plan, devices)
+    check_host_memory(2.0 * float(plan.problem.graph.resident_bytes.sum()), f"{model}, with and without a plan,")
     with told(f"{model}: cannot be run as the plan says"), torch.no_grad():
         torch.manual_seed(0)
         module = with_weights(model)

@@ -323,12 +323,12 @@ def test_attention_is_told_in_short_what_a_mask_says(kind):
 
 def test_a_module_whose_weights_are_elsewhere_is_exported_all_the_same():
     """As after an earlier plan. (On the meta device, as no other is at hand.)"""
-    from placewise import executor
+    from placewise import layout
 
     module, args, kwargs = Branches().eval(), (torch.randn(3, 16),), {"bias": torch.randn(16)}
     found = plan_of(module, args, kwargs, 2, seed=0)
     module.left.to("meta")
-    program, nodes, index = executor._exported(found, module, args, kwargs)
+    program, nodes, index = layout.exported(found, module, args, kwargs)
     assert len(index) == found.problem.num_ops
     assert set(index) <= {*nodes, "x", "bias"}
     assert {tensor.device.type for tensor in program.state_dict.values()} == {"cpu"}

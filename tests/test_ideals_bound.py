@@ -70,7 +70,10 @@ def test_boxes_never_rule_out_what_a_pipeline_keeps():
             continue
         able += 1
         boxes = Boxes(stages_of(problem), problem.max_devices)
-        assert looked_at_closely(boxes, best), seed
+        for share in (0.7, 0.9, 1.0):  # what was seen at a limit is used at the next
+            passes = looked_at_closely(boxes, share * best)
+        assert passes, seed
+        assert looked_at_closely(Boxes(stages_of(problem), problem.max_devices), best), seed
         close += not looked_at_closely(Boxes(stages_of(problem), problem.max_devices), 0.9 * best)
     assert able > 150
     assert close > 0.4 * able

@@ -39,7 +39,9 @@ _CANDIDATES: Final = 1024  # nodes that may divide a box: those with most work
 _SLACK: Final = 1e-9  # relative; more than rounding amounts to
 _STEP: Final = 0.005  # relative; by which the limit is raised
 _FINEST: Final = 5e-4  # relative; of the bound
-_HALVINGS: Final = 3  # of a price
+_LOOKS: Final = 3  # at what two boxes make on a kind of device, each at another price
+_FIRST: Final = 0.75  # of the price of a second, where they begin,
+_STEP_OF_PRICE: Final = 1 / 8  # and the first step from there; each is half as large as the one before
 _MOST_CUTS: Final = 50  # between two looks at the clock
 _WORTH: Final = 100  # evaluations, that a look at chains and boxes is about as long as
 _LITTLE: Final = 0.02  # of a limit; boxes with less in them are not divided
@@ -108,7 +110,9 @@ class Boxes:
         self._transfers, self._cut = np.zeros((size, size, tariffs)), np.zeros((size, size), np.bool_)
         # by Lagrange: base + slope * limit
         self._base, self._slope = np.full((size, size, kinds), np.inf), np.zeros((size, size, kinds))
-        self._lined = np.zeros((size, size, kinds), np.bool_)
+        self._looks = np.zeros((size, size, kinds), np.int64)  # so far, and the price of the next
+        self._next = np.tile(_FIRST * self._price, (size, size, 1))
+        self._step = np.tile(_STEP_OF_PRICE * self._price, (size, size, 1))
         self._passes = np.zeros((size, size, kinds), np.bool_)
         self._chain = np.zeros((int(count.sum()), 3), np.int64)  # one that may keep the limit: from, to, kind
         self._limit = 0.0
@@ -169,9 +173,8 @@ class Boxes:
         if len(pairs):
             return True
         chain = [(a, b, k) for a, b, k in self._chain.tolist() if a >= 0]
-        ways = [way for way in chain if not self._lined[way]]
+        ways = [way for way in chain if self._looks[way] < _LOOKS]
         for a, b, k in ways:
-            self._lined[a, b, k] = True
             self._line(a, b, k)
         return bool(ways) or self._divide([b for _, b, _ in chain])
 
@@ -190,13 +193,14 @@ class Boxes:
             which = np.flatnonzero(may)[int(halves.argmax())]
             fresh, at = self.count, slice(0, self.count + 1)
             self.count += 1
-            for table in (self._transfers, self._base, self._slope, self._cut, self._lined):
+            for table in (self._transfers, self._base, self._slope, self._next):
                 table[fresh, at] = table[box, at]
                 table[at, fresh] = table[at, box]
                 table[fresh, fresh] = table[box, fresh] = table[fresh, box] = table[box, box]
-            for table in (self._cut, self._lined):
-                table[fresh, at] = table[box, at] = False
-                table[at, fresh] = table[at, box] = False
+            for half in (box, fresh):
+                for looked in (self._cut, self._looks):
+                    looked[half, at] = looked[at, half] = 0
+                self._step[half, at] = self._step[at, half] = _STEP_OF_PRICE / 2 * self._price
             self._has[fresh], self._lacks[fresh] = self._has[box], self._lacks[box] | self._below[which]
             self._has[box] |= self._above[which]
             self._measure(box)
@@ -223,17 +227,18 @@ class Boxes:
         return np.floor(seconds / self._unit).astype(np.int64)
 
     def _line(self, a: int, b: int, k: int) -> None:
-        """Set what a stage makes at most by Lagrange: at a price such that the best nodes just keep the limit."""
-        low, high, limit = 0.0, float(self._price[k]), self._limit * float(self._stages.kinds.most[k])
-        work, least = np.minimum(self._work[:, k], self._unit * NEVER), np.inf
-        for _ in range(_HALVINGS):
-            price = (low + high) / 2
-            scale = 0.0 if self._stages.overlap else price
-            gain, inside = self._least(a, b, int(self._tariff[k]), price * work - self._worth, scale)
-            if price * limit - gain < least:
-                least = price * limit - gain
-                self._base[a, b, k], self._slope[a, b, k] = -gain, price
-            low, high = (price, high) if self._loads_more(inside, k, limit) else (low, price)
+        """Look at what a stage makes at most by Lagrange, at one price; the next is nearer to where the best nodes just
+        keep the limit.
+        """
+        price, limit = float(self._next[a, b, k]), self._limit * float(self._stages.kinds.most[k])
+        work = np.minimum(self._work[:, k], self._unit * NEVER)
+        scale = 0.0 if self._stages.overlap else price
+        gain, inside = self._least(a, b, int(self._tariff[k]), price * work - self._worth, scale)
+        if price * limit - gain < self._base[a, b, k] + self._slope[a, b, k] * limit:
+            self._base[a, b, k], self._slope[a, b, k] = -gain, price
+        step = float(self._step[a, b, k]) * (1 if self._loads_more(inside, k, limit) else -1)
+        self._next[a, b, k], self._step[a, b, k] = max(0.0, price + step), abs(step) / 2
+        self._looks[a, b, k] += 1
 
     def _loads_more(self, inside: Flags, k: int, limit: float) -> bool:
         """Whether a stage exceeds a limit."""

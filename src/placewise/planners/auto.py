@@ -58,7 +58,7 @@ _MANY: Final = 300  # units; beyond, `multilevel` is worth a core of its own
 _DEEP: Final = 600  # units; beyond, the race would give it up on its coarse levels: without that core, it begins
 _AHEAD: Final = 0.4  # of what is left, before the race;
 _WHOLE: Final = 0.6  # of all, which it shares out among its levels
-_ANNEALING: Final = 0.25  # of what is left, before heats that would give it up while it is hot
+_ANNEALING: Final = 0.25  # of what is left, before heats that would give it up while it is hot; up to _MANY units
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
 _PROVABLE: Final = 300  # units x devices, for one constraint programme
 _CLIMBS: Final = 3  # plans, the best ones, from which searches begin
@@ -164,8 +164,9 @@ def _halve(ctx: Context, runners: list[_Runner], levels: list[Level] | None = No
     With `levels`, the last one is joined by a climb from what was found elsewhere, if that is better.
     """
     out: list[_Runner] = []
+    cools = ctx.problem.num_units <= _MANY and math.isfinite(ctx.seconds_left)  # else one round takes longer than that
     for runner in runners:
-        if runner.name == "order-search" and math.isfinite(ctx.seconds_left):
+        if runner.name == "order-search" and cools:
             yield from runner.run(ctx, ctx.spent + _ANNEALING * (1.0 - ctx.spent))
     while runners and not ctx.should_stop():
         heats = math.ceil(math.log(len(runners), 3)) + _FINAL

@@ -37,6 +37,7 @@ from placewise.graph import GraphBuilder
 from placewise.importers import dnn_partitioning
 from placewise.importers.training import mirrored
 from placewise.problem import Execution
+from placewise.sharding import plan_sharded
 from placewise.simulator import evaluate
 
 Row = dict[str, Any]
@@ -129,6 +130,19 @@ def replication(options: argparse.Namespace) -> Iterator[Row]:
             yield given | solved(name, options, pipeline=pipeline, replicate=True, microbatches=16)
 
 
+def sharded(options: argparse.Namespace) -> Iterator[Row]:
+    """Corrected layer graphs, whose 6 devices repeat others, or cut up each op among up to 4, or both: ms per sample.
+
+    Links are those of the files, or 25 times as fast; memory is 16 GiB, a quarter of what the model keeps, or 9/10 of
+    what its largest layer does. Training adds up gradients after 16 samples. `to` is a gap; `s` is of all four plans.
+    """
+    names = [name for name in CORRECTED if "bert24" in name or "gnmt" in name]
+    for name, title in chosen(options, names).items():
+        for faster, memory in ((1, "16 GiB"), (25, "16 GiB"), (25, "quarter"), (25, "9/10 layer")):
+            row = measured(_sharded, (name, faster, memory, options.seconds))
+            yield {"input": title, "GiB/s": 2 * faster, "memory": memory} | row
+
+
 def in_flight(options: argparse.Namespace) -> Iterator[Row]:
     """All ops of a training step of GPT-2, 8 samples, on 6 equal devices: with samples in flight in memory or not."""
     flight: Row = {"in_flight": "pipeline"}
@@ -160,8 +174,8 @@ def models(options: argparse.Namespace) -> Iterator[Row]:
 SECTIONS: Final[dict[str, Callable[[argparse.Namespace], Iterator[Row]]]] = {
     "contiguous": contiguous, "linear": linear, "training": training, "noncontiguous": noncontiguous,
     "latency": latency, "own-latency": own_latency, "corrected": corrected,
-    "corrected-noncontiguous": corrected_noncontiguous, "replication": replication, "in-flight": in_flight,
-    "models": models,
+    "corrected-noncontiguous": corrected_noncontiguous, "replication": replication, "sharded": sharded,
+    "in-flight": in_flight, "models": models,
 }  # fmt: skip
 
 
@@ -214,6 +228,23 @@ def _corrected(name: str, pipeline: str, seconds: float) -> Row:
     stages = " -> ".join(str(len(np.unique(found.placement))) for found in (before, after))
     asked = {"shipped": f"{1e3 * before.value:.3f}", "kept": f"{1e3 * kept:.3f}"}
     return asked | {key: row[key] for key in ("ms", "proved")} | {"stages": stages}
+
+
+def _sharded(name: str, faster: float, memory: str, seconds: float) -> Row:
+    problem = _intervals(published(name, 1000.0 / faster), microbatches=16)
+    kept = problem.graph.resident_bytes
+    room = {"16 GiB": 2.0**34, "quarter": kept.sum() / 4, "9/10 layer": 0.9 * problem.per_unit(kept).max()}[memory]
+    devices = [device.name for device in problem.cluster.devices if device.kind == "fpga"]
+    problem = replace(problem, cluster=problem.cluster.with_memory(dict.fromkeys(devices, room)))
+    plan(_tiny(problem), "ideals")  # imports and compiles
+    row, began = dict[str, Any](), time.perf_counter()
+    cases = {"alone": (False, 1), "replicas": (True, 1), "shards": (False, 4), "both": (True, 4)}
+    for title, (replicate, most) in cases.items():
+        asked = replace(problem, execution=replace(problem.execution, replicate=replicate))
+        found = plan_sharded(asked, most, "ideals", budget=Budget(seconds=seconds))
+        row[title] = f"{1e3 * found.value:.3f}" + (f" to {found.gap:.1%}" if found.gap > 1e-8 else "")
+    used = {found.problem.cluster.devices[d].shards for d in found.placement.tolist()}
+    return row | {"degrees": ", ".join(map(str, sorted(used))), "s": f"{time.perf_counter() - began:.1f}"}
 
 
 def _on_unequal(model: str, overlap: bool, together: bool, seconds: float) -> Row:

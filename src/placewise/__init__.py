@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from placewise.planners import planner
     from placewise.plans import Plan
     from placewise.problem import Execution, Problem
+    from placewise.sharding import plan_sharded
     from placewise.simulator import Timeline, evaluate, simulate
 
 _HOME = {
@@ -34,7 +35,7 @@ _HOME = {
     "Budget": "driver", "Context": "driver", "Outcome": "driver", "compare": "driver", "plan": "driver",
     "InvalidInput": "errors", "NoFeasiblePlan": "errors", "PlacewiseError": "errors", "Unsupported": "errors",
     "load_problem": "files", "Graph": "graph", "GraphBuilder": "graph", "Plan": "plans", "planner": "planners",
-    "Execution": "problem", "Problem": "problem",
+    "Execution": "problem", "Problem": "problem", "plan_sharded": "sharding",
     "from_torch": "importers.torch_export", "from_transformers": "importers.transformers",
     "PlacementEnv": "learned.env", "PlacementVectorEnv": "learned.env",
     "Timeline": "simulator", "evaluate": "simulator", "simulate": "simulator",
@@ -66,6 +67,7 @@ __all__ = [
     "full_mesh",
     "load_problem",
     "plan",
+    "plan_sharded",
     "planner",
     "simulate",
 ]

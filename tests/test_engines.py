@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
 import shlex
@@ -132,24 +133,30 @@ def test_the_layout_of_megatron_has_every_layer_once():
 
 
 def test_the_modules_of_torchtitan(monkeypatch):
-    """Run what it is given, with a stand-in for the dataclass (torchtitan/config/configs.py, 0.3.0)."""
+    """Run what it is given, with torchtitan's dataclass or, without torchtitan, a stand-in (0.3.0)."""
     import sys
     import types
 
-    config = types.ModuleType("torchtitan.config")
-    config.ParallelismConfig = lambda **given: given
-    monkeypatch.setitem(sys.modules, "torchtitan", types.ModuleType("torchtitan"))
-    monkeypatch.setitem(sys.modules, "torchtitan.config", config)
+    if importlib.util.find_spec("torchtitan") is None:
+        config = types.ModuleType("torchtitan.config")
+        config.ParallelismConfig = types.SimpleNamespace
+        monkeypatch.setitem(sys.modules, "torchtitan", types.ModuleType("torchtitan"))
+        monkeypatch.setitem(sys.modules, "torchtitan.config", config)
     found = by_hand("torchtitan", "llama-3-8b", box(24, 24), layer_split(19))
     space: dict = {}
     exec(engines.get("torchtitan").export(found), space)
-    assert space["parallelism"] == {
-        "pipeline_parallel_degree": 2,
-        "module_fqns_per_model_part": [
-            ["tok_embeddings", *(f"layers.{i}" for i in range(20))],
-            [*(f"layers.{i}" for i in range(20, 32)), "norm", "lm_head"],
-        ],
-    }
+    assert space["parallelism"].pipeline_parallel_degree == 2
+    assert space["parallelism"].module_fqns_per_model_part == [
+        ["tok_embeddings", *(f"layers.{i}" for i in range(20))],
+        [*(f"layers.{i}" for i in range(20, 32)), "norm", "lm_head"],
+    ]
+
+
+def test_torchtitan_has_the_same_names_for_them():
+    own = pytest.importorskip("torchtitan.distributed.pipeline_parallel")
+    found = by_hand("torchtitan", "llama-3-8b", box(24, 24), layer_split(19))
+    names = re.findall(r'"([^"]+)"', engines.get("torchtitan").export(found))
+    assert names == [name for stage in own._generate_llm_fqn_per_model_part(2, 32, 1, 1) for name in stage]
 
 
 def test_the_stages_of_deepspeed(monkeypatch):
@@ -179,6 +186,40 @@ def test_the_stages_of_deepspeed(monkeypatch):
     assert utils.partition_uniform(1, 1) == "uniform"
     with pytest.raises(AssertionError, match="not the model"):
         space["PlacedPipeline"](["layer"] * 33, 2)
+
+
+_TWO_STAGES = """
+import deepspeed
+import torch.distributed as dist
+from torch import nn
+from placed import PlacedPipeline
+
+dist.init_process_group("gloo")
+deepspeed.init_distributed("gloo")
+found = PlacedPipeline(layers=[nn.Linear(2, 2, bias=False) for _ in range(34)], num_stages=2, loss_fn=nn.MSELoss())
+print(f"rank {dist.get_rank()} of {found.parts}: {len(list(found.parameters()))}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_deepspeed_itself_makes_the_stages(tmp_path):
+    """Two processes, each with its part of the layers."""
+    import subprocess
+    import sys
+
+    pytest.importorskip("deepspeed")
+    found = by_hand("deepspeed", "llama-3-8b", box(24, 24), layer_split(19))
+    (tmp_path / "placed.py").write_text(engines.get("deepspeed").export(found))
+    (tmp_path / "main.py").write_text(_TWO_STAGES)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "main.py"],
+        cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(re.findall(r"rank \d of .*: \d+", done.stdout)) == [
+        "rank 0 of [0, 21, 34]: 21",
+        "rank 1 of [0, 21, 34]: 13",
+    ]
 
 
 def test_a_pipeline_follows_speed_and_memory():

@@ -26,7 +26,8 @@ PUPILS = [(method, changed) for method, ways in BUILT.items() for changed in way
 @pytest.mark.parametrize(("method", "changed"), PUPILS)
 def test_a_few_updates(method, changed):
     problem, _ = known_optimum()
-    learner, policy, reward = one_graph.pupil(method, problem, 0, options_of(method, **changed))
+    options = options_of(method, **changed) | {"epochs": 1}  # each placement is trained on once
+    learner, policy, reward = one_graph.pupil(method, problem, 0, options)
     before = [weights.detach().clone() for weights in learner.network.parameters()]
     for _ in range(5):
         reinforce.update(Context(problem, Budget(), 0, 0.0, None), learner, policy, reward)

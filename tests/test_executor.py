@@ -600,6 +600,26 @@ def test_a_run_for_verify(tmp_path):
     assert list(told["ops"]) != []
 
 
+def test_what_is_made_of_nothing_is_made_on_its_device(tmp_path, monkeypatch):
+    """Files do not say where. (The meta device stands in for a GPU.)"""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return x + 1, torch.arange(3) * 2, torch.zeros(2, 2) + 1
+
+    args = (torch.randn(4),)
+    torch.export.save(torch.export.export(Model(), args), tmp_path / "m.pt2")
+    from placewise import executor
+    from placewise.importers import pt2
+    from placewise.ports import Port
+
+    problem = Problem(pt2.load(tmp_path / "m.pt2", "m").collapse_parameters().graph, logical(1))
+    found = Plan(problem, np.zeros(problem.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
+    monkeypatch.setattr(executor, "port", lambda home: Port(torch.device("meta")))
+    with found.apply(pt2.as_module(tmp_path / "m.pt2")[0], args) as placed:
+        assert [made.device.type for made in placed(*args)] == ["meta"] * 3
+
+
 def test_what_verify_cannot_run_is_told_before_its_devices(tmp_path):
     gpus = full_mesh([Device(f"gpu{i}", memory=2**34, flops={"default": 1e13}, bandwidth=1e12) for i in range(2)], 1e10)
     graph = zoo.load("alexnet")

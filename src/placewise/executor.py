@@ -360,6 +360,7 @@ class _Script:
             self._names[f"f{i}"] = node.target
             inside = [self._text(part) for part in node.args]
             inside += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
+            inside += ["device=device"] if _is_on_no_device(node) else []
             lines.append(f"v{i} = f{i}({', '.join(inside)})")
             lines += [f"drawn[{i}].release()"] if i in layout.handed_on else []
             if counted:
@@ -427,6 +428,14 @@ class _Script:
         name = f"k{len(self._names)}"
         self._names[name] = value
         return name
+
+
+def _is_on_no_device(node: Node) -> bool:
+    """Whether a call makes something of nothing, and does not say where: PyTorch would make it on the CPU."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or "device" in node.kwargs or all(argument.name != "device" for argument in schema.arguments):
+        return False
+    return not any(isinstance(arg.meta.get("val"), torch.Tensor) for arg in node.all_input_nodes)
 
 
 class _Held:

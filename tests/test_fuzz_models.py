@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from placewise import Graph  # noqa: E402
 from placewise.errors import InvalidInput, PlacewiseError  # noqa: E402
 from placewise.importers import onnx as onnx_reader  # noqa: E402
+from placewise.importers import onnx_model  # noqa: E402
 from placewise.importers import openvino as ir_reader  # noqa: E402
 
 HUGE = 2**62
@@ -201,7 +202,7 @@ def test_a_graph_that_cannot_be_is_refused(read_onnx, nodes, inputs, stored, why
      node("Reshape", "x s34")],
 ])  # fmt: skip
 def test_shapes_that_would_fill_the_memory_stop_at_a_limit(read_onnx, nodes, monkeypatch):
-    monkeypatch.setattr(onnx_reader, "_INFERENCE_BYTES", 400 * 1024**2)
+    monkeypatch.setattr(onnx_model, "_INFERENCE_BYTES", 400 * 1024**2)
     stored = [scalar("zero", 0), scalar("end", 10**11), scalar("one", 1)]
     assert "its shapes cannot be inferred" in str(read_onnx(model(nodes, {"x": (4,)}, stored)))
 
@@ -212,14 +213,14 @@ def instead_of_python(tmp_path, monkeypatch):
         script = tmp_path / "python"
         script.write_text(f"#!/bin/sh\n{command}\n")
         script.chmod(0o755)
-        monkeypatch.setattr(onnx_reader.sys, "executable", str(script))
+        monkeypatch.setattr(onnx_model.sys, "executable", str(script))
 
     return run
 
 
 def test_shapes_that_take_forever_stop_at_a_limit(read_onnx, instead_of_python, monkeypatch):
     instead_of_python("exec sleep 60")
-    monkeypatch.setattr(onnx_reader, "_INFERENCE_SECONDS", 0.2)
+    monkeypatch.setattr(onnx_model, "_INFERENCE_SECONDS", 0.2)
     assert "cannot be inferred within 0.2 s" in str(read_onnx(sound_onnx()))
 
 

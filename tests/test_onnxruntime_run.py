@@ -19,6 +19,7 @@ from placewise.engines.onnxruntime import Provider  # noqa: E402
 from placewise.engines.onnxruntime_split import Sessions, in_turn  # noqa: E402
 from placewise.errors import InvalidInput, Unsupported  # noqa: E402
 from placewise.importers import onnx as reader  # noqa: E402
+from placewise.importers import onnx_model  # noqa: E402
 from placewise.plans import Plan  # noqa: E402
 from placewise.problem import Problem  # noqa: E402
 from placewise.simulator import evaluate  # noqa: E402
@@ -244,7 +245,7 @@ def test_names_that_nodes_share_are_made_up():
     made = model()
     for node in made.graph.node[1:3]:
         node.name = "twice"
-    assert reader.node_names(made.graph)[:4] == ["half", "twice", "%b", "right"]
+    assert onnx_model.node_names(made.graph)[:4] == ["half", "twice", "%b", "right"]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

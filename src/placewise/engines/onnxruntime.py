@@ -18,7 +18,7 @@ from placewise.engines import check_devices, engine
 from placewise.engines.names import check_ops
 from placewise.engines.ranks import accelerator_number
 from placewise.errors import InvalidInput, Unsupported
-from placewise.importers.onnx import MADE_UP
+from placewise.importers.onnx_model import MADE_UP
 from placewise.plans import Plan
 from placewise.problem import Problem
 
@@ -60,12 +60,12 @@ def write(plan: Plan, model: str, folder: Path) -> None:
     """The model with a name for each node, and the session options with rules for these, in options.json."""
     from placewise.files import write_text
     from placewise.importers import onnx as importer
-    from placewise.importers import require
+    from placewise.importers import onnx_model, require
 
     onnx = require("onnx", "onnx")
     with readable(plan, model, {}) as path:
         plan.check_model(importer.load(path, plan.problem.graph.name), ADVICE)
-        options, copied = _options(plan), importer.whole(path)[0]
+        options, copied = _options(plan), onnx_model.whole(path)[0]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.weights").unlink(missing_ok=True)  # it would be written to, not anew
         onnx.save_model(copied, str(folder / "model.onnx"), save_as_external_data=True, location="model.weights")

@@ -130,12 +130,12 @@ class Segment(NamedTuple):
 def _cut_up(plan: Plan, path: Path, folder: Path) -> None:
     from placewise.files import write_text
     from placewise.importers import onnx as importer
-    from placewise.importers import require
+    from placewise.importers import onnx_model, require
 
     onnx = require("onnx", "onnx")
     plan.check_model(importer.load(path), ADVICE)
-    model, values = importer.whole(path)
-    found = _segments(plan, model.graph, importer.names_read)
+    model, values = onnx_model.whole(path)
+    found = _segments(plan, model.graph, onnx_model.names_read)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     stored |= {tensor.values.name: tensor for tensor in model.graph.sparse_initializer}
     constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
@@ -145,7 +145,7 @@ def _cut_up(plan: Plan, path: Path, folder: Path) -> None:
         piece = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
         piece.graph.name = f"{model.graph.name or 'model'}-{number}"
         own = [model.graph.node[i] for i in segment.nodes]
-        read = dict.fromkeys(name for node in own for name in importer.names_read(node))
+        read = dict.fromkeys(name for node in own for name in onnx_model.names_read(node))
         piece.graph.node.extend([*(constants[name] for name in read if name in constants), *own])
         for name in read:
             if name in stored and isinstance(stored[name], onnx.SparseTensorProto):

@@ -120,7 +120,7 @@ class HierarchicalPolicy:
         return grouping, self.network.placer.sample(encoded, may, generator, self._memory(grouping))
 
     def score(self, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Of these groupings and devices together; the entropy of the devices, less what leaving groups of one costs."""
+        """Of these groupings and devices together; the entropy of devices, less what leaving groups of one costs."""
         grouping, devices = actions
         encoded, may = self._encoded(grouping)
         placed, entropy = self.network.placer.score(encoded, may, devices, self._memory(grouping))

@@ -12,7 +12,7 @@ from typing import Any
 
 from placewise.errors import Unsupported
 from placewise.importers import onnx as importer
-from placewise.importers import require
+from placewise.importers import onnx_model, require
 from placewise.importers.torch_export import quiet
 from placewise.measure import Timing, clocked, hardware_name, pytorch, shared_out, told
 
@@ -39,7 +39,7 @@ def _named(path: Path, folder: Path, dims: Mapping[str, int] | None) -> Path:
     onnx = require("onnx", "onnx")
     importer.load(path, dims=dims)  # refuses what is damaged, before the runtime sees it
     model = onnx.load(str(path), load_external_data=False)
-    names = importer.node_names(model.graph)
+    names = onnx_model.node_names(model.graph)
     if [node.name for node in model.graph.node] == names:
         return path
     with told(f"{path}: its weights cannot be read"):

@@ -1,4 +1,4 @@
-"""What an op waits for takes turns where it cannot be elsewhere in time: no plan beats what that costs, some meet it."""
+"""What an op waits for takes turns where it cannot be elsewhere in time: no plan beats that, and some meet it."""
 
 from __future__ import annotations
 

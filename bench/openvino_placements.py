@@ -2,7 +2,8 @@
 
 Each device is profiled with the model, the cost of a cut is measured, and the exact plan is run beside each device
 alone and other placements, in turns. Is it ever above the better single device? Is the predicted order the measured?
-Where the machine is busy, the least of the times says more than their median: what disturbs only adds.
+Where the machine is busy, the least of the times says more than their median: what disturbs only adds. "other threads"
+is the share of the work that was not done by the busiest thread: none, if all is on `little` and it keeps to its one.
 
 python bench/openvino_placements.py
 python bench/openvino_placements.py --seconds 20 --placements 1  # six minutes on a machine that is busy six times over
@@ -59,6 +60,20 @@ def in_turns(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, l
             call()
             taken[name].append(time.perf_counter() - began)
     return {name: times[1:] for name, times in taken.items()}
+
+
+def of_other_threads(call: Callable[[], Any], calls: int = 20) -> float:
+    """Of the processor time of some calls, the share that all threads but the busiest one had."""
+
+    def so_far() -> dict[str, int]:  # nanoseconds
+        threads = Path("/proc/self/task").iterdir()
+        return {thread.name: int((thread / "schedstat").read_text().split()[0]) for thread in threads}
+
+    before = so_far()
+    for _ in range(calls):
+        call()
+    worked = [after - before.get(thread, 0) for thread, after in so_far().items()]
+    return 1.0 - max(worked) / sum(worked)
 
 
 def by_hand(problem: Problem, placement: Any) -> Plan:
@@ -136,11 +151,12 @@ def measure_model(name: str, cut: tuple[float, float], folder: Path, options: ar
                     raise SystemExit(f"{name}: {way}: outputs differ by {np.abs(a - b).max()} of {np.abs(a).max()}")
         progress(f"{name}: measure")
         taken = in_turns(calls, options.seconds)
+        helped = {way: of_other_threads(call) for way, call in calls.items()}
     for way, times in taken.items():
         least, low, median, high = np.percentile(times, [0, 25, 50, 75]).tolist()
         rows.append({"placement": way, "subgraphs": subgraphs[way], "predicted ms": 1e3 * plans[way].value,
                      "measured ms": 1e3 * median, "quartiles": f"{1e3 * low:.3g} to {1e3 * high:.3g}",
-                     "least ms": 1e3 * least})  # fmt: skip
+                     "least ms": 1e3 * least, "other threads": f"{helped[way]:.0%}"})  # fmt: skip
     value = {row["placement"]: row["measured ms"] for row in rows}
     better = min(("big", "little"), key=lambda device: value[device])
     ratio = np.array(taken["exact"]) / np.array(taken[better])

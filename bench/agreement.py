@@ -26,6 +26,7 @@ import numpy as np
 from harness import main, progress
 from placewise import Budget, NoFeasiblePlan, Problem, Unsupported, plan
 from placewise.certificate import check
+from placewise.sharding import plan_sharded, sharded, ways
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 import test_cpsat
@@ -84,6 +85,7 @@ CASES: list[tuple[str, str, dict[str, Any], Draw]] = [
     ("stages, all, in boxes", "ideals", {}, partial(in_stages, option="all", boxes=True)),
     ("branches, all", "ideals", {}, partial(in_stages, option="all", branches=True)),
     ("branches, all, in boxes", "ideals", {}, partial(in_stages, option="all", branches=True, boxes=True)),
+    ("stages, replicate, shards", "ideals", {}, partial(in_stages, option="replicate")),
     ("throughput", "milp", {"solver": "highs"}, anything),
     ("throughput", "milp", {"solver": "cpsat"}, anything),
     ("one slot", "slot-milp", {"solver": "highs"}, partial(in_slots, most=1)),
@@ -109,20 +111,25 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     for asked, planner, settings, draw in CASES:
         title = f"{planner} {settings['solver']}" if settings else planner
         if options.only in f"{asked}: {title}":
-            rows.append({"problem": asked, "planner": title} | tally(draw, planner, settings, options.count))
+            shards = 4 if asked.endswith("shards") else 1
+            rows.append({"problem": asked, "planner": title} | tally(draw, planner, settings, options.count, shards))
             progress(" ".join(map(str, rows[-1].values())))
     return rows
 
 
-def tally(draw: Draw, planner: str, settings: dict[str, Any], count: int) -> dict[str, int]:
+def tally(draw: Draw, planner: str, settings: dict[str, Any], count: int, shards: int) -> dict[str, int]:
     met = dict.fromkeys(("drawn", "able", "same", "true", "proved", "checked"), 0)
     budget = Budget(evaluations=BUDGETS.get(planner))
     for problem in problems(draw, count):
         timed = planner in ("cpsat", "series") or (planner == "auto" and problem.objective != "throughput")
         best = test_cpsat.the_best(problem) if timed else brute_force(problem)[0] if problem.num_ops else 0.0
         met["drawn"] += 1
+        ask = plan
+        if shards > 1:
+            best = min(brute_force(sharded(problem, way))[0] for way in ways(problem, shards))
+            ask = partial(plan_sharded, most=shards)
         try:
-            found = plan(problem, planner, budget=budget, options=settings)
+            found = ask(problem, planner=planner, budget=budget, options=settings)
         except NoFeasiblePlan:
             met["able"] += math.isfinite(best)
             continue

@@ -67,6 +67,27 @@ def planned(problem, planner="ideals"):
 # ---- against brute force ---------------------------------------------------------------------------------------------
 
 
+def test_what_is_no_better_than_something_known_need_not_be_found():
+    """It is enough to prove that nothing is below; where something is, it is found with its proof."""
+    closed = 0
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        problem = with_equal_links(rng, pipeline(rng)) if seed % 2 else pipeline(rng)
+        best = brute_force(problem)[0] if problem.num_ops else 0.0
+        if not 0 < best < math.inf:
+            continue
+        for goal in (0.8 * best, best, 1.2 * best):
+            try:
+                found = plan(problem, "ideals", below=goal)
+                value, bound = found.value, found.lower_bound
+            except NoFeasiblePlan as error:
+                value, bound = math.inf, error.lower_bound
+            assert min(goal, best) * (1 - 2e-9) <= bound <= best * (1 + 1e-9), (seed, goal)
+            assert value == pytest.approx(best, rel=1e-12) if goal > best else value >= best * (1 - 1e-12)
+            closed += value > best * (1 + 1e-9)
+    assert closed > 5
+
+
 def test_the_best_of_all_pipelines_with_proof_where_links_are_equal():
     some = 0
     for seed in range(150):

@@ -108,6 +108,7 @@ class Context:
         self.evaluations = 0
         self.best_value = math.inf
         self.best: tuple[Ints, Ints | None] | None = None
+        self.below = math.inf  # plans that are no better than this are of no use
         self.rejected: tuple[Ints, Ints | None] | None = None  # the last that broke a constraint
         self.lower_bound = bound
         self.history: list[tuple[float, int, float]] = []
@@ -151,6 +152,11 @@ class Context:
         of_evaluations = 0.0 if limit.evaluations is None else self.evaluations / limit.evaluations
         return min(1.0, max(of_time, of_evaluations))
 
+    @property
+    def ceiling(self) -> float:
+        """What a plan must be below to be of use."""
+        return min(self.best_value, self.below)
+
     def evaluate(self, placement: ArrayLike, order: ArrayLike | None = None) -> float:
         """The value of a placement, infinite if it breaks a constraint. The best is remembered."""
         self._check()
@@ -192,8 +198,8 @@ class Context:
             self._on_progress(Progress(by.planner, *standing, by.detail))
 
     def should_stop(self) -> bool:
-        """Whether the budget is spent, the user pressed Ctrl-C, or the incumbent is proved optimal."""
-        return self._is_over() or self.best_value <= self.lower_bound * (1 + 1e-9)
+        """Whether the budget is spent, the user pressed Ctrl-C, or it is proved that no plan is better."""
+        return self._is_over() or self.ceiling <= self.lower_bound * (1 + 1e-9)
 
     def _is_over(self) -> bool:
         self._hear()
@@ -226,7 +232,7 @@ class Context:
         seed, title = self.seed if afresh else int(self.rng.integers(2**31)), f"{self.planner}: {name}"
         member = Context(self.problem, budget, seed, self.lower_bound, None, title, self._clock)
         member._parent = member._within = self
-        member.found_by = name
+        member.found_by, member.below = name, self.below
         if not afresh:
             member.best, member.best_value = self.best, self.best_value
         known = self.best_value
@@ -374,10 +380,12 @@ def plan(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    below: float = math.inf,
 ) -> Plan:
     """Plan a problem with one method, by default for at most ten seconds.
 
-    The same seed gives the same plan if the planner ends by itself or with a budget in evaluations.
+    The same seed gives the same plan if the planner ends by itself or with a budget in evaluations. It may end as soon
+    as it is proved that no plan is `below` a value; what is found by then need not be.
     """
     _check_request(problem, budget, seed)
     check_type(options or {}, Mapping, "options")
@@ -391,6 +399,7 @@ def plan(
         raise NoFeasiblePlan(_why_impossible(problem), math.inf)
 
     ctx = Context(problem, budget, int(seed), lower_bound(problem).value, on_progress, planner)
+    ctx.below = below
     with _interruptible(ctx), _blaming(planner):
         try:
             answer = info.function(problem, ctx, **settings)

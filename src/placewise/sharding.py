@@ -60,8 +60,8 @@ def plan_sharded(
     none: PlacewiseError | None = None
     try:
         for i, way in enumerate(left):
-            now, more = time.perf_counter() - began, len(left) - i
-            if best and proved[i][0] >= best.value:
+            now, more, goal = time.perf_counter() - began, len(left) - i, best.value if best else math.inf
+            if best and proved[i][0] >= goal:
                 continue
             if best and (now >= (budget.seconds or math.inf) or spent >= (budget.evaluations or math.inf)):
                 stopped = "budget"
@@ -72,7 +72,9 @@ def plan_sharded(
             )
             told = on_progress and partial(_tell, on_progress, f" {i + 1}/{len(left)}", best, min(proved)[0])
             try:
-                found = driver.plan(way, planner, budget=share, seed=seed, options=options, on_progress=told)
+                found = driver.plan(
+                    way, planner, budget=share, seed=seed, options=options, on_progress=told, below=goal
+                )
             except NoFeasiblePlan as error:
                 proved[i], none = (error.lower_bound, planner), error
                 spent += share.evaluations or 0
@@ -82,7 +84,7 @@ def plan_sharded(
                 continue
             proved[i] = found.lower_bound, found.proved_by
             if best is None or found.value < best.value:
-                history = tuple((now + seconds, spent + count, value) for seconds, count, value in found.history)
+                history = tuple((now + at, spent + count, value) for at, count, value in found.history)
                 best = replace(found, history=history)
             spent += found.evaluations
             if found.stopped != "finished":

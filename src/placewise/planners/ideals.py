@@ -87,13 +87,13 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     if problem.num_units > _MOST_NODES:  # a first limit, soon
         ctx.delegate("pipeline-dp", share=0.2)
     ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
-    every = below(stages_of(problem), ctx.best_value)
+    every = below(stages_of(problem), ctx.ceiling)
     brief = every.num_nodes > _MOST_NODES  # a first try with more nodes, which gates may leave few ideals of
     if brief:
         raise_bound(every, ctx, problem.max_devices, share=_BY_BOXES)
     first = out = _left_out(every, _MORE_NODES)
     while not ctx.should_stop():
-        stages = without_idle_copies(below(without(every, out), ctx.best_value), ctx.lower_bound)
+        stages = without_idle_copies(below(without(every, out), ctx.ceiling), ctx.lower_bound)
         many = len(out) > _FEW
         within = _NEARLY if many else _ROUGHLY if len(out) else CLOSE
         if stages.chained and not stages.in_a_row:
@@ -111,7 +111,7 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
             _part_by_part(problem, ctx)
             return None
         if found is None:  # too many ideals: let it be the bound without those nodes
-            settle(problem, ctx, every, below(without(every, first), ctx.best_value).unchained(), proves=True)
+            settle(problem, ctx, every, below(without(every, first), ctx.ceiling).unchained(), proves=True)
             return None
         out = np.delete(out, _most_doubtful(problem, every, out, found))
     return None
@@ -127,17 +127,17 @@ def _part_by_part(problem: Problem, ctx: Context) -> None:
     """
     left, looked, every = [problem], 0, np.arange(problem.num_devices)
     shared = problem.cluster.has_shared_channels and problem.execution.contention == "channel"  # by some that are alike
-    while left and ctx.lower_bound < ctx.best_value * (1 - CLOSE):
+    while left and ctx.lower_bound < ctx.ceiling * (1 - CLOSE):
         part, looked = left[-1], looked + 1
-        stages = below(stages_of_part(part, problem), ctx.best_value)
+        stages = below(stages_of_part(part, problem), ctx.ceiling)
         if not stages.in_a_row:
             stages = stages.unchained(_after(stages))
         if looked > _MOST_PARTS or ctx.should_stop() or math.prod(n + 1 for n in digits(stages)) > _MOST_SETS:
             return
         ctx.spend(min(stages.num_nodes, ctx.evaluations_left))  # about as long
         try:
-            search = Search(stages, ctx.best_value, None, problem.max_devices, ctx, _FEW_LOOKS)
-            found = search.decide(ctx.best_value * (1 - CLOSE))
+            search = Search(stages, ctx.ceiling, None, problem.max_devices, ctx, _FEW_LOOKS)
+            found = search.decide(ctx.ceiling * (1 - CLOSE))
         except TooManyIdeals:
             return
         if found is None:
@@ -158,8 +158,8 @@ def _part_by_part(problem: Problem, ctx: Context) -> None:
                 if choice[unit, may].any():
                     seconds = np.where((problem.unit == unit)[:, None] & ~may, np.inf, part.costs.seconds)
                     left.append(replace(part, costs=Costs.create(seconds)))
-    if not left and ctx.best is not None:
-        ctx.bound(ctx.best_value * (1 - CLOSE))
+    if not left and ctx.ceiling < math.inf:
+        ctx.bound(ctx.ceiling * (1 - CLOSE))
 
 
 def _after(stages: Stages) -> Whole:
@@ -240,8 +240,8 @@ def settle(
     simulator says (see stages.py). The search ends when no pipeline is below it, or when it is that close to the bound.
     """
     low, reached, unknown, halfway, last = ctx.lower_bound, math.inf, math.inf, False, None
-    search = Search(stages, ctx.best_value, order, problem.max_devices, ctx, looks)
-    limit = (low + ctx.best_value) / 2 if halving else ctx.best_value * (1 - CLOSE)
+    search = Search(stages, ctx.ceiling, order, problem.max_devices, ctx, looks)
+    limit = (low + ctx.ceiling) / 2 if halving else ctx.ceiling * (1 - CLOSE)
     while not ctx.should_stop():
         try:
             found = search.decide(limit)
@@ -257,7 +257,7 @@ def settle(
             else:
                 reached = min(reached, found[0])
                 last = _evaluate(problem, ctx, every, stages, found[1])
-        top = min(reached, ctx.best_value) * (1 - CLOSE)
+        top = min(reached, ctx.ceiling) * (1 - CLOSE)
         if low >= top or (low >= top * (1 - within) and last is not None):
             break
         halfway = (halving or not halfway) and top - low > _NEARLY * top

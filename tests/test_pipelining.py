@@ -291,6 +291,15 @@ def test_wrong_models_and_wrong_numbers_of_processes_are_told(models, monkeypatc
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SystemExit, match="the plan has 2 processes, and there are 1: torchrun --nproc-per-node 2"):
         found.main(["models:net"])
+    for told, message in (
+        ("", "MODULE:FUNCTION: Empty module name"),
+        ("nowhere:net", "MODULE:FUNCTION: No module named 'nowhere'"),
+        ("nowhere.models:net", "No module named 'nowhere'"),
+        ("json", "json has no function ''"),
+        ("json:decoder", "json has no function 'decoder'"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            found.builder(told)
     tied = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50))
     with pytest.raises(SystemExit, match="tied"):
         found.check_ties(tied)

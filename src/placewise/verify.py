@@ -221,7 +221,7 @@ def _links(links: Mapping[tuple[str, str], bool]) -> list[Finding]:
 
 def _time(plan: Plan, predicted: float, measured: Timing, within: float) -> Finding:
     off = measured.seconds / predicted - 1 if predicted > 0 else np.inf
-    verdict = "holds" if abs(off) <= within else f"{off:+.0%}, and {within:.0%} is allowed"
+    verdict = "holds" if abs(off) <= within else f"{off:+.0%}, over {within:.0%}"
     claim = "time" if plan.problem.objective == "latency" else "time of one run"
     return Finding(claim, predicted, measured.seconds, verdict)
 

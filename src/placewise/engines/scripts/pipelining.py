@@ -124,6 +124,18 @@ def kept(module: nn.Module, number: int) -> Stage:
     return Stage(module, getattr(holder, path[-1]), number, names)
 
 
+def builder(told: str) -> Any:
+    """The function that makes the model, told as MODULE:FUNCTION."""
+    file, _, function = told.partition(":")
+    try:
+        found = getattr(importlib.import_module(file), function, None)
+    except (ImportError, ValueError) as error:
+        sys.exit(f"{told!r} is to be MODULE:FUNCTION: {error}")
+    if not callable(found):
+        sys.exit(f"{told!r} is to be MODULE:FUNCTION: {file} has no function {function!r}")
+    return found
+
+
 def check_model(module: nn.Module) -> None:
     """Refuse a model that the plan was not made for."""
     known = dict(module.named_modules())
@@ -320,9 +332,9 @@ def main(arguments: list[str] | None = None) -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # else NCCL and all contexts are on the first
     sys.path.insert(0, os.getcwd())
-    file, _, function = options.model.partition(":")
+    build = builder(options.model)
     torch.manual_seed(0)
-    module, args, *training = getattr(importlib.import_module(file), function)()
+    module, args, *training = build()
     args, others = batch_of(module, args)
     if any(isinstance(arg, Tensor) and len(arg) % MICROBATCHES for arg in (*args, *others.values())):
         sys.exit(f"the batch cannot be cut into {MICROBATCHES} equal parts")

@@ -863,6 +863,41 @@ def test_names_that_are_too_long_lose_their_beginning(opened):
     assert view.locator("#verdict .words b").count() == 1
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_that_differ_at_their_ends_can_be_told_apart(opened, width):
+    """Of devices and ops, wherever there is too little room for the whole of them."""
+    build = GraphBuilder("net")
+    x = build.op("a", kind="k", outputs=[1e6])
+    for i in range(2):
+        x = build.op(f"a_long_name_of_an_op_in_the_first_layer:{i}", kind="k", inputs=x, outputs=[1e6])
+    devices = [Device(f"a-device-with-quite-a-long-name-{i}", memory=1e9) for i in range(2)]
+    costs = Costs.create(np.full((3, 2), 1e-3), "modelled")
+    view = opened(planned(Problem(build.graph(), full_mesh(devices, 1e9), costs), [0, 1, 0]))
+    view.set_viewport_size({"width": width, "height": 800})
+    names = view.locator(".meters .name, #devices .device .tail, .box .name .tail, .box .where .tail")
+    places = names.evaluate_all(
+        """all => all.map((one) => {
+          const [inner, outer] = [one.firstChild, one].map((part) => part.getBoundingClientRect());
+          return [one.innerText, inner.width - outer.width, inner.right - outer.right];
+        })"""
+    )
+    cut = [text for text, over, _ in places if over > 1]
+    assert {text[-1] for text in cut} == {"0", "1"}
+    assert len(cut) >= 2 + 2 + 3  # ops in boxes, and where they are
+    assert all(past < 1 for _, over, past in places if over > 1)  # their ends are seen
+
+
+def test_a_stretch_of_ops_is_named_within_its_module(opened):
+    build = GraphBuilder("net")
+    x = ()
+    for i in range(100):
+        x = build.op(f"top.op{i}", kind=f"k{i % 3}", op_modules="top", inputs=x, outputs=[0.0])
+    view = opened(planned(odd(build), [0] * 100))
+    names = box_names(view)
+    assert (names[0].split()[0], names[-1].split()[-1]) == ("op0", "op99")
+    assert view.locator(".box").first.get_attribute("title").startswith("top.op0 … ")
+
+
 def test_memory_far_below_its_limits_has_one_scale(opened):
     """Both plans are drawn, and limits named where they are; on one scale."""
     build = GraphBuilder("net")
@@ -991,7 +1026,7 @@ def test_plans_are_compared(opened, both):
     moved = view.locator("#compare .table").nth(2)
     assert moved.locator("tbody tr").count() == 5
     row = moved.locator("tbody tr", has_text="layers.1.add").inner_text().split("\t")
-    assert [cell.strip() for cell in row[2:]] == ["slow", "fast", "2.00 ms", "1.00 ms"]
+    assert [cell.strip() for cell in row[1:]] == ["slow", "fast", "2.00 ms", "1.00 ms", "layers.1"]
     view.get_by_role("button", name="Swap the two plans").click()
     assert "4.0% more than old" in time.inner_text()
     assert view.locator(".box.moved").count() > 0
@@ -1130,6 +1165,40 @@ def test_planning_is_drawn(opened, both):
     assert np.hypot(*np.diff(places, axis=0).T).min() >= 6
 
 
+def test_the_bound_is_drawn_into_the_timeline(opened, both):
+    """A dashed line from the first lane to the last, where half of the run is over; of a pipeline, in its loads."""
+    view = opened(both[0])
+    drawn = listened(view)
+    view.get_by_label("Show the whole run").click()
+    assert {"bound 12.5 ms", "ends 25.0 ms"} <= set(drawn())
+    assert "no plan ends before" in view.locator("#timeline .legend").inner_text()
+    seen = view.evaluate(
+        """() => {
+          const canvas = document.querySelector("#timeline canvas"), ratio = canvas.width / canvas.clientWidth;
+          const rgb = document.createElement("i");
+          rgb.style.color = "var(--bound)";
+          document.body.append(rgb);
+          const wanted = getComputedStyle(rgb).color.match(/\\d+/g).map(Number);
+          const { data, width } = canvas.getContext("2d").getImageData(0, 30 * ratio, canvas.width, 100 * ratio);
+          const found = [];
+          for (let i = 0; i < data.length / 4; i++) {
+            const is = wanted.every((part, k) => Math.abs(part - data[4 * i + k]) < 3);
+            if (is) found.push([(i % width) / ratio, Math.floor(i / width)]);
+          }
+          return found;
+        }"""
+    )
+    x, y = np.array(seen).T
+    width = view.locator("#timeline canvas").bounding_box()["width"]
+    assert np.median(x) == pytest.approx(126 + (width - 126) / 2.02, abs=2)  # the axis ends a hundredth later
+    assert np.ptp(x) <= 2
+    assert np.ptp(y) > 80
+    assert 0.4 < len(set(y)) / np.ptp(y) < 0.9  # six of ten pixels
+    paced = opened(planned(replace(both[0].problem, objective="throughput"), [1] * 13))
+    assert paced.locator("#timeline .key.bound").count() == 0
+    assert paced.locator("#verdict .row .line").count() >= 1
+
+
 def test_the_keyboard_reaches_everything(opened, both):
     view = opened(both[0])
     view.locator("#timeline canvas").focus()
@@ -1259,4 +1328,5 @@ def test_it_prints(opened, both):
     view.emulate_media(media="print")
     assert view.evaluate("document.documentElement.scrollWidth") <= 1000  # the graph and the tables fit on paper
     assert view.locator("nav").is_hidden()
+    assert view.locator("#timeline .about").inner_text() == "What each device and channel does, over time."
     assert view.locator("#timeline canvas").is_visible()

@@ -84,12 +84,12 @@ export function compare(state: State, view: GraphView): HTMLElement {
             h("h3", {}, "Op by op"),
             table("Ops that moved", [
               { name: "Op", text: true, value: (item) => graph.names[item], show: (item) => leading(graph.names[item], () => view.reveal(item)) },
-              { name: "Module", text: true, value: (item) => modulePath(graph.paths, graph.parent, graph.node[item]) },
               { name: other.title, text: true, value: (item) => where(other, item), show: (item) => chip(where(other, item)) },
               { name: plan.title, text: true, value: (item) => where(plan, item), show: (item) => chip(where(plan, item)) },
               { name: `Time, ${other.title}`, value: (item) => other.time[item], show: (item) => seconds(other.time[item]) },
               { name: `Time, ${plan.title}`, value: (item) => plan.time[item], show: (item) => seconds(plan.time[item]) },
-            ], items, 5, 6),
+              { name: "Module", text: true, value: (item) => modulePath(graph.paths, graph.parent, graph.node[item]) },
+            ], items, 4, 6),
           ]
         : []),
     );

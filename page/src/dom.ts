@@ -34,6 +34,11 @@ export function broken(text: string): Child[] {
   return text.split(/(?<=[^\d\s]\.)(?=\S)|(?<=\d\.)(?=[^\d\s])/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
 }
 
+/** The end of a name tells most: what is too long for its place loses its beginning. */
+export function tail(name: string, props: Props = {}): HTMLElement {
+  return h("span", { ...props, class: `tail ${props.class ?? ""}` }, h("bdi", {}, name));
+}
+
 /** A name that leads somewhere. */
 export function link(name: string | Node, label: string, onclick: () => void): HTMLElement {
   return h("button", { type: "button", "aria-label": label, title: label, onclick, class: "link" }, ...(typeof name === "string" ? broken(name) : [name]));

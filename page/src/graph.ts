@@ -2,12 +2,12 @@
 
 import { background, paint } from "./colours";
 import type { Graph } from "./data";
-import { button, h, section, svg } from "./dom";
+import { button, h, section, svg, tail } from "./dom";
 import { bytes, count, counted, seconds } from "./format";
 import { type Band, STUB, type Sheet, TALL, WIDE, type Wire, band, direct, rows } from "./layout";
 import type { State } from "./state";
 import { PAPER } from "./timecanvas";
-import { nodeOf, ownName } from "./modules";
+import { modulePath, nodeOf, ownName, within } from "./modules";
 
 const COLUMNS = 56; // of the strip below a box
 const AT_FIRST = 14; // boxes
@@ -198,9 +198,9 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
           if ((event.key === "Backspace" || event.key === "Escape") && up > 0) fold(up);
         },
       },
-      h("span", { class: "name" }, h("span", {}, tree.name(box)), folded ? h("span", { class: "plus" }, "+") : null),
+      h("span", { class: "name" }, tail(tree.name(box)), folded ? h("span", { class: "plus" }, "+") : null),
       h("span", { class: "what" }, what),
-      h("span", { class: "where" }, h("span", {}, short), badge),
+      h("span", { class: "where" }, tail(short), badge),
       strip,
     );
   }
@@ -384,11 +384,12 @@ class Tree {
   }
 
   name(box: Box): string {
-    if (box >= 0) {
-      const label = this.graph.labels[box]; // a number alone tells nothing
-      return /^\d+(\.|$)/.test(label) && this.parent[box] > 0 ? `${this.graph.labels[this.parent[box]]}.${label}` : label;
-    }
-    return ownName(this.graph, -1 - box);
+    if (box < 0) return ownName(this.graph, -1 - box);
+    const { labels, paths } = this.graph;
+    const [label, up] = [labels[box], this.parent[box]];
+    if (/^\d+(\.|$)/.test(label) && up > 0) return `${labels[up]}.${label}`; // a number alone tells nothing
+    const around = modulePath(paths, this.parent, up); // of a stretch of ops, which is named by the first and the last
+    return label.split(" … ").map((end) => within(around, end)).join(" … ");
   }
 
   full(box: Box): string {

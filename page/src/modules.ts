@@ -25,8 +25,12 @@ export function shorter(graph: Graph, name: string): string[] {
 
 /** The name of an item within its module. */
 export function ownName({ names, node, paths, parent }: Graph, item: number): string {
-  const module = modulePath(paths, parent, node[item]);
-  return module && names[item].startsWith(`${module}.`) ? names[item].slice(module.length + 1) : names[item];
+  return within(modulePath(paths, parent, node[item]), names[item]);
+}
+
+/** A name without that of the module that it is in. */
+export function within(module: string, name: string): string {
+  return module && name.startsWith(`${module}.`) ? name.slice(module.length + 1) : name;
 }
 
 /** The modules around a node, the outermost first. */

@@ -2,7 +2,7 @@
 
 import { background } from "./colours";
 import type { Graph, Plan } from "./data";
-import { broken, h, link, section } from "./dom";
+import { broken, h, link, section, tail } from "./dom";
 import { bytes, count, seconds, share } from "./format";
 import type { State } from "./state";
 import { table } from "./table";
@@ -10,7 +10,7 @@ import { modulePath } from "./modules";
 
 /** A device's name with its colour. */
 export function chip(device: string): HTMLElement {
-  return h("span", { class: "device", title: device }, h("i", { style: `background:${background(device)}` }), h("span", {}, device));
+  return h("span", { class: "device", title: device }, h("i", { style: `background:${background(device)}` }), tail(device));
 }
 
 export function tables(state: State, jump: (item: number) => void): HTMLElement[] {
@@ -34,7 +34,7 @@ export function tables(state: State, jump: (item: number) => void): HTMLElement[
   return [
     redrawn("devices", "Devices", () => (state.plan.whole > 0 ? `Busy shares are of ${whole()}.` : ""), () => [devices(state.plan), channels(state.plan)]),
     redrawn("modules", "Modules", () => "Each module with all that is inside it.", () => [modules(state)]),
-    redrawn("ops", "Ops", () => "A click on a name shows the op in the graph.", () => [ops(state, jump)]),
+    redrawn("ops", "Ops", () => "A name leads to the op in the graph.", () => [ops(state, jump)]),
   ];
 }
 

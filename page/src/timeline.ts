@@ -452,12 +452,13 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     button("Whole run", "Show the whole run", () => state.look(0, state.end)),
     more,
   );
-  const hands = matchMedia("(hover: none)").matches ? "pinch to zoom, tap an op twice" : "pinch or Ctrl and wheel to zoom, click an op";
+  const touched = matchMedia("(hover: none)").matches;
+  const hands = `Drag to move, ${touched ? "pinch to zoom, tap an op twice" : "pinch or Ctrl and wheel to zoom, click an op"} to find it in the graph.`;
   const about = h("p", { class: "about" });
   const tell = () => {
     const sample = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
     const apart = state.other && !state.rival ? ` ${state.other.title} has no place beside it: ${whyNot(unlike(state.plan, state.other))}.` : "";
-    about.textContent = `What each device and channel does, over time.${sample} Drag to move, ${hands} to find it in the graph.${apart}`;
+    about.replaceChildren(`What each device and channel does, over time.${sample}`, h("span", { class: "hands" }, ` ${hands}`), apart);
     element.hidden = !(state.plan.makespan > 0);
   };
   const element = section(

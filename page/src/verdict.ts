@@ -2,7 +2,7 @@
 
 import { background } from "./colours";
 import type { Device, Plan } from "./data";
-import { broken, h, key, link } from "./dom";
+import { broken, h, key, link, tail } from "./dom";
 import { against, bytes, count, counted, gap, isOptimal, samplesPerSecond, seconds, share } from "./format";
 import type { GraphView } from "./graph";
 import { type State, unlike, whyNot } from "./state";
@@ -62,7 +62,7 @@ function meter(device: Device): HTMLElement {
   const used = device.peak / device.memory!;
   return h(
     "div", { title: `${device.name}: ${bytes(device.peak)} of ${bytes(device.memory)}` },
-    h("span", { class: "name" }, device.name),
+    tail(device.name, { class: "name" }),
     h("div", { class: "meter" }, h("span", { style: `width:${100 * Math.min(1, used)}%;background:${background(device.name)}` })),
     h("span", { class: "number" }, share(used)),
   );
@@ -105,7 +105,7 @@ function row(name: string, parts: [number, string][], number: string, more: { pa
   const text = h("bdi", {}, name);
   return h(
     "div", { class: `row${more.pace ? " pace" : ""}` },
-    h("span", { class: "name", title: name }, more.unfold ? link(text, `Show ${name} in the graph`, more.unfold) : text),
+    h("span", { class: "name tail", title: name }, more.unfold ? link(text, `Show ${name} in the graph`, more.unfold) : text),
     h(
       "span", { class: "parts" },
       ...parts.map(([part, fill]) => h("span", { style: `width:${100 * part}%;background:${fill}` })),

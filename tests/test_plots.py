@@ -12,6 +12,7 @@ from placewise import Budget, plan
 from placewise.driver import Outcome, compare
 from placewise.errors import InvalidInput
 from placewise.report.plots import _Apart, _quality_over_time, _styles, plot, ratios_to_best
+from placewise.terminal import printable
 from problems import problem_of
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
@@ -108,6 +109,25 @@ def test_titles_say_what_was_planned(tmp_path):
     for name, rows, what in (("one", found[:1], problem.graph.name), ("two", found, "2 problems")):
         plot(rows, tmp_path / f"{name}.svg")
         assert f"{what} on {where}" in texts(tmp_path / f"{name}.svg")
+
+
+@pytest.mark.parametrize("name", ["$\\frac{1}$ of <b>&", "\u202e\x07\x1b[31m\n", "x" * 900 + "end"])
+def test_names_are_drawn_as_they_are(tmp_path, name):
+    """None is a formula, and none breaks the file, steers the text or leaves the picture."""
+    found = compared(1.0, 2.0)
+    named = [
+        [Outcome(f"{name} {row.planner}", replace(row.plan, planner=f"{name} {row.planner}")) for row in rows]
+        for rows in found
+    ]
+    graph = replace(found[0][0].plan.problem.graph, name=name)
+    first = replace(named[0][0].plan, problem=replace(found[0][0].plan.problem, graph=graph))
+    for rows in ([[replace(named[0][0], plan=first), *named[0][1:]]], named):
+        plot(rows, tmp_path / "odd.svg")
+        plot(rows, tmp_path / "odd.png")
+        drawn = texts(tmp_path / "odd.svg")
+        assert all(text.isprintable() and len(text) < 60 for text in drawn)
+        if len(rows) == 1 and "x" not in name:
+            assert any(text.startswith(printable(name)) for text in drawn)
 
 
 def test_curves_differ_by_more_than_colour():

@@ -17,6 +17,7 @@ from placewise.files import write_bytes
 from placewise.importers import require
 from placewise.plans import Plan
 from placewise.problem import Problem
+from placewise.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +34,7 @@ _MOMENT: Final = 1e-3  # seconds; less is no matter
 _END: Final = 1e9  # off any picture
 _WORST: Final = 2.0  # times the best: what is beyond is off the picture, where it would dwarf the rest
 _LINE: Final = 0.19  # inches of a legend
+_LONGEST: Final = 30  # characters of a name
 
 
 def check_format(path: Path) -> None:
@@ -48,7 +50,8 @@ def plot(comparisons: Sequence[Sequence[Outcome]], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": "placewise", "svg.fonttype": "none"}):  # the same picture, the same file
+    settings = {"svg.hashsalt": "placewise", "svg.fonttype": "none"}  # the same picture, the same file
+    with rc_context(settings | {"text.parse_math": False}):  # a name may hold dollars
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.add_subplot()
         if len(comparisons) == 1:
@@ -78,7 +81,9 @@ def _quality_over_time(axes: Axes, plans: Sequence[Plan]) -> None:
         steps = [*steps, (max(plan.seconds, steps[-1][0] if steps else 0.0), plan.value / best)]
         seconds, values = zip(*steps, strict=True)
         ends = plan.value / best
-        name = plan.planner if ends <= _WORST else f"{plan.planner}\n({ends:.1f}x best, off the picture)"
+        name = _named(plan.planner)
+        if ends > _WORST:
+            name += f"\n({ends:.1f}x best, off the picture)"
         axes.step(seconds, values, where="post", markevery=[-1], **apart.next(name), **style)
     if plans:
         bound = plans[0].lower_bound / best
@@ -86,7 +91,7 @@ def _quality_over_time(axes: Axes, plans: Sequence[Plan]) -> None:
         axes.axhline(bound, color="0.5", linewidth=1, label="lower bound")
         axes.set_ylim(max(bound, 0.5) - 0.02, worst + 0.02)
         problem = plans[0].problem
-        _title(axes, problem.graph.name, problem)
+        _title(axes, _named(problem.graph.name), problem)
     if last > 10 * _MOMENT:  # from there on by powers of ten, two or three of them
         first = max(math.floor(math.log10(last)) - 2, round(math.log10(_MOMENT)))
         powers = [10.0**k for k in range(first, math.ceil(math.log10(last)) + 1)]
@@ -104,6 +109,7 @@ def _performance_profiles(axes: Axes, comparisons: Sequence[Sequence[Outcome]]) 
     for (name, ratios), style in zip(rows, _styles(len(rows)), strict=True):
         factors = sorted(ratio for ratio in ratios if math.isfinite(ratio))
         shares = [k / len(ratios) for k in range(len(factors) + 1)]
+        name = _named(name)
         if not factors or factors[0] > _WORST:
             name += f"\n(on none within {_WORST:g}x, off the picture)" if factors else "\n(no plan)"
         axes.step([1.0, *factors, _END], [*shares, shares[-1]], where="post", **apart.next(name), **style)
@@ -142,8 +148,14 @@ def _title(axes: Axes, what: str, *problems: Problem) -> None:
     """What was planned, on which box, and for what; of many boxes only how many."""
     boxes = list(dict.fromkeys(problem.cluster.name for problem in problems))
     goals = list(dict.fromkeys(problem.objective for problem in problems))
-    box = boxes[0] if len(boxes) == 1 else f"{len(boxes)} boxes"
+    box = _named(boxes[0]) if len(boxes) == 1 else f"{len(boxes)} boxes"
     axes.set_title(f"{what} on {box}, {' and '.join(goals)}", fontsize="medium")
+
+
+def _named(name: str) -> str:
+    """As it can be drawn; what is too long loses its middle."""
+    text, head = printable(name), _LONGEST // 3
+    return text if len(text) <= _LONGEST else f"{text[:head]}…{text[head + 1 - _LONGEST :]}"
 
 
 def ratios_to_best(comparisons: Sequence[Sequence[Outcome]]) -> dict[str, list[float]]:

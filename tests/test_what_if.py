@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +35,7 @@ def test_more_is_never_worse(monkeypatch):
     together = replace(apart, placement=np.array([1, 1], np.int32), value=6.0)
     answers = iter([apart])
     monkeypatch.setattr("placewise.driver.plan", lambda *_, **__: next(answers, together))
-    rows = what_if(together)
+    rows = list(what_if(together))
     assert rows[0].planned == apart.value == 3.0
     assert {row.same for row in rows} == {6.0}
     assert {row.planned for row in rows} == {3.0}
@@ -77,16 +78,26 @@ def test_progress_tells_the_change(monkeypatch):
 
     monkeypatch.setattr("placewise.driver.plan", planned)
     told = []
-    rows = what_if(made, on_progress=told.append)
+    rows = list(what_if(made, on_progress=told.append))
     assert [now.planner for now in told] == [f"{i}/{len(rows)} {row.change}" for i, row in enumerate(rows, start=1)]
     assert {(now.value, now.lower_bound, now.evaluations) for now in told} == {(3.0, 2.0, 7)}
 
 
-def test_ctrl_c_ends_it(monkeypatch):
-    made = plan(problem_of([[1.0, 1.0]]), "single")
-    monkeypatch.setattr("placewise.driver.plan", lambda *_, **__: replace(made, stopped="interrupted"))
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_ctrl_c_ends_it_and_what_was_found_is_told(run, monkeypatch, done):
+    """The first change is none, which alone says nothing."""
+    made = plan(problem_of([[1.0, 2.0], [1.0, 2.0]], memory=[GIB, GIB]), "single")
+    made.save("plan.json")
+    answers = iter([made] * done)
+    monkeypatch.setattr("placewise.driver.plan", lambda *_, **__: next(answers, replace(made, stopped="interrupted")))
     with pytest.raises(KeyboardInterrupt):
-        what_if(made)
+        list(what_if(made))
+    answers = iter([made] * done)
+    result = run("explain", "plan.json", "--what-if", "--json")
+    said = "these are the changes so far" if done > 1 else "there is no result yet"
+    assert (result.code, result.err.splitlines()[-1]) == (130, f"interrupted: {said}")
+    rows = json.loads(result.out)["what_if"] if result.out else []
+    assert [row["change"] for row in rows] == ["nothing", "1 GiB more: d0 to d1 each"][: done * (done > 1)]
 
 
 def test_the_name_of_the_twin_is_free():

@@ -310,10 +310,19 @@ def explain(
     found = _load(plan)
     if what_if:
         driver.compile_for(found.problem, get_planner(driver.DEFAULT_PLANNER), terminal.say_once)
-        with terminal.planning() as show:
-            rows = changes(found, budget=budget_of(budget or "2s", None), on_progress=show)
+        rows, interrupted = [], False
+        try:
+            with terminal.planning() as show:
+                for row in changes(found, budget=budget_of(budget or "2s", None), on_progress=show):
+                    rows.append(row)  # noqa: PERF402 - what came before Ctrl-C is kept
+        except KeyboardInterrupt:
+            if len(rows) < 2:  # the first changes nothing
+                raise
+            interrupted = True
         facts = {"what_if": [row._asdict() for row in rows]}
-        print(to_json(plan_facts(found) | facts) if as_json else describe_what_if(found, rows))
+        print(to_json(plan_facts(found) | facts) if as_json else describe_what_if(found, rows), flush=True)
+        if interrupted:
+            terminal.stop("these are the changes so far")
         return
     if op is not None:
         moves = reasons.moves_of(found.timeline, found.problem.graph.op_index(op))

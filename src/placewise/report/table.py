@@ -193,7 +193,7 @@ def device_table(timeline: Timeline) -> str:
     for d, device in enumerate(timeline.problem.cluster.devices):
         memory, peak, busy = device.memory, float(timeline.peak[d]), float(seconds[d])
         rows.append([
-            device.name, *[str(count[d])] * repeated, str(int((timeline.placement == d).sum())), format_seconds(busy),
+            device.name, *[str(count[d])] * repeated, f"{(timeline.placement == d).sum():,}", format_seconds(busy),
             _share(busy, whole), format_bytes(peak), format_bytes(memory), _share(peak, memory),
         ])  # fmt: skip
     header = ["device", *["replicas"] * repeated, "ops", "busy", "busy share", "peak memory", "memory", "used"]
@@ -226,7 +226,7 @@ def describe_comparison(outcomes: Sequence[Outcome], one_device: float) -> str:
     if plans:
         problem, best = plans[0].problem, plans[0].value
         title = f"{_short(problem.graph.name)} on {_short(problem.cluster.name)}: {_GOALS[problem.objective]}"
-        title += f" of {problem.num_ops} ops, {problem.num_devices} devices."
+        title += f" of {problem.num_ops:,} ops, {problem.num_devices} devices."
         parts.append(wrapped(f"{title} No plan is below {format_seconds(plans[0].lower_bound)}."))
         notes.append("> the best")
         if sum(_is_best(plan, best) for plan in plans) > 1:
@@ -448,9 +448,9 @@ def _chain(plan: Plan, why: Explanation) -> list[str]:
     said = [_under(title, header, "lrrrrr", modules)]
     if len(why.stretches) <= SHOWN:
         rows = [[in_words(s.kind, s.where), s.first, s.last, format_seconds(s.seconds)] for s in why.stretches]
-        said.append(_under("In order:", ["what", "first op", "last op", "time"], "lllr", rows))
+        said.append(_under("In order:", ["step", "first op", "last op", "time"], "lllr", rows))
     longest = _title("Each step", len(steps), len(why.chain), "steps of it")
-    return [*said, _under(f"{longest}:", ["op", "what", "time", "share"], "llrr", steps)]
+    return [*said, _under(f"{longest}:", ["op", "step", "time", "share"], "llrr", steps)]
 
 
 def _largest(by_module: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

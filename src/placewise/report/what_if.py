@@ -32,13 +32,12 @@ def what_if(
     *,
     budget: driver.Budget = driver.DEFAULT_BUDGET,
     on_progress: Callable[[driver.Progress], None] | None = None,
-) -> list[WhatIf]:
+) -> Iterator[WhatIf]:
     """Change one thing at a time; `auto` has the budget for each.
 
     The first row changes nothing: it is what planning once more finds, and what the others are to be compared with.
-    `on_progress` is told the change, and how many there are, in place of the planner.
+    `on_progress` is told the change, and how many there are, in place of the planner. Ctrl-C ends it.
     """
-    found: list[WhatIf] = []
     known = [plan]  # what is good on this box fits on a larger one, too
     changes = list(_changes(plan.problem))
     for i, (change, problem) in enumerate(changes, start=1):
@@ -47,10 +46,9 @@ def what_if(
         anew = driver.plan(problem, budget=budget, seed=plan.seed, on_progress=told)
         if anew.stopped == "interrupted":
             raise KeyboardInterrupt
-        found.append(WhatIf(change, values[0], min(*values, anew.value)))
+        yield WhatIf(change, values[0], min(*values, anew.value))
         if len(known) == 1:
             known.append(anew)
-    return found
 
 
 def _tell(on_progress: Callable[[driver.Progress], None], change: str, now: driver.Progress) -> None:

@@ -118,6 +118,12 @@ def test_a_table_shows_what_its_command_prints(run, page):
         assert shown[name][1] <= gap
 
 
+def test_a_quoted_plan_is_what_its_command_prints(run):
+    """Of the page on pipelines, in full: its plan is proved to be the best, and takes a second."""
+    (shown,) = [block for block in fences("docs/pipelines.md", "") if block.startswith("bert-base on four-gpus: ")]
+    assert shown in run(*shlex.split(commands_of("docs/pipelines.md")[0])[1:]).out
+
+
 def test_every_engine_has_a_page():
     """In the table of engines, and with commands that are for it."""
     table = (ROOT / "docs/engines.md").read_text()

@@ -52,45 +52,49 @@ def plan_sharded(
     check_type(problem, Problem, "problem")
     check_type(budget, Budget, "budget")
     driver.compile_for(problem, planners.get(planner))
-    began, spent, stopped = time.perf_counter(), 0, "finished"
-    left = sorted((sharded(problem, groups, seconds) for groups in ways(problem, most, uniform)), key=_bound)
-    proved = [(_bound(way), "") for way in left]
-    at_first = proved[0][0]
+    began, spent, over, stopped = time.perf_counter(), 0, False, "finished"
+    every = sorted((sharded(problem, groups, seconds) for groups in ways(problem, most, uniform)), key=_bound)
+    proved = [(_bound(way), "") for way in every]
+    at_first, left = proved[0][0], list(range(len(every)))
     best: Plan | None = None
     none: PlacewiseError | None = None
     try:
-        for i, way in enumerate(left):
-            now, more, goal = time.perf_counter() - began, len(left) - i, best.value if best else math.inf
-            if best and proved[i][0] >= goal:
-                continue
-            if best and (now >= (budget.seconds or math.inf) or spent >= (budget.evaluations or math.inf)):
-                stopped = "budget"
-                break
-            share = Budget(
-                budget.seconds and max((budget.seconds - now) / more, 1e-3),
-                budget.evaluations and max((budget.evaluations - spent) // more, 1),
-            )
-            told = on_progress and partial(_tell, on_progress, f" {i + 1}/{len(left)}", best, min(proved)[0])
-            try:
-                found = driver.plan(
-                    way, planner, budget=share, seed=seed, options=options, on_progress=told, below=goal
+        while left and not over:  # those that had too little time have what others leave
+            again: list[int] = []
+            for turn, i in enumerate(left):
+                now, rest, goal = time.perf_counter() - began, len(left) - turn, best.value if best else math.inf
+                over = now >= (budget.seconds or math.inf) or spent >= (budget.evaluations or math.inf)
+                if best and proved[i][0] >= goal:
+                    continue
+                if best and over:
+                    again += left[turn:]
+                    break
+                share = Budget(
+                    budget.seconds and max((budget.seconds - now) / rest, 1e-3),
+                    budget.evaluations and max((budget.evaluations - spent) // rest, 1),
                 )
-            except NoFeasiblePlan as error:
-                proved[i], none = (error.lower_bound, planner), error
-                spent += share.evaluations or 0
-                continue
-            except Unsupported as error:  # of one device, say, where it wants several
-                none = none or error
-                continue
-            proved[i] = found.lower_bound, found.proved_by
-            if best is None or found.value < best.value:
-                history = tuple((now + at, spent + count, value) for at, count, value in found.history)
-                best = replace(found, history=history)
-            spent += found.evaluations
-            if found.stopped != "finished":
-                stopped = found.stopped
-            if stopped == "interrupted":
-                break
+                told = on_progress and partial(_tell, on_progress, f" {i + 1}/{len(every)}", best, min(proved)[0])
+                try:
+                    found = driver.plan(
+                        every[i], planner, budget=share, seed=seed, options=options, on_progress=told, below=goal
+                    )
+                except NoFeasiblePlan as error:
+                    proved[i], none = max(proved[i], (error.lower_bound, planner)), error
+                    spent += share.evaluations or 0
+                    continue
+                except Unsupported as error:  # of one device, say, where it wants several
+                    none = none or error
+                    continue
+                proved[i] = max(proved[i], (found.lower_bound, found.proved_by))
+                if best is None or found.value < best.value:
+                    history = tuple((now + at, spent + count, value) for at, count, value in found.history)
+                    best = replace(found, history=history)
+                spent += found.evaluations
+                if found.stopped == "interrupted":
+                    raise KeyboardInterrupt
+                again += [i] if found.stopped == "budget" else []
+            left = again
+        stopped = "budget" if best and any(proved[i][0] < best.value for i in left) else "finished"
     except KeyboardInterrupt:
         if best is None:
             raise

@@ -90,6 +90,12 @@ def test_a_group_has_the_memory_and_the_links_of_all():
     )
 
 
+def test_groups_of_one_change_nothing():
+    problem = replace(layers(3), cluster=shared_bus(3, 2.0, 0.25))
+    assert sharded(problem, ((0,), (1,), (2,)), {2: np.ones((4, 3))}).digest == problem.digest
+    assert plan_sharded(problem, 1, "heft").digest == driver.plan(problem, "heft").digest
+
+
 def test_times_that_are_given_replace_modelled_ones():
     problem = layers(4)
     found = sharded(problem, ((0, 1), (2,), (3,)), {2: np.full((4, 4), 3.0), 4: np.full((4, 4), 9.0)})

@@ -173,12 +173,12 @@ def test_the_grouper_learns_where_what_was_merged_is_wrong():
     kept = [float(seconds[merged == group].sum(axis=0).min()) for group in range(2)]
     assert sum(kept) == 22.0  # of 10, were each op where it is fast; all that any devices of these groups give
     for pace, learns in ((2.0, True), (0.0, False)):
-        student, policy = make(problem, pieces=5, together=0.8, pace=pace)
-        for _ in range(250):
+        student, policy = make(problem, pieces=5, together=0.8, pace=pace, samples=64)
+        for _ in range(150):
             values = update(Context(problem, Budget(), 0, 0.0, None), student, policy)
         moved = policy._log_chances().argmax(dim=1) != merged
         assert (moved.sum() >= 2) == learns
-        assert (np.median(values) < 17.0) == learns
+        assert (np.median(values) < 20.0) == learns  # with five seeds, 13 to 16 and 23 to 25
 
 
 def test_at_first_pieces_are_at_home_or_in_a_group_that_they_exchange_data_with():

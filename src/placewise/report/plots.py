@@ -50,8 +50,8 @@ def plot(comparisons: Sequence[Sequence[Outcome]], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "placewise", "svg.fonttype": "none"}  # the same picture, the same file
-    with rc_context(settings | {"text.parse_math": False}):  # a name may hold dollars
+    # The same picture is the same file, and a name may hold dollars.
+    with rc_context({"svg.hashsalt": "placewise", "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.add_subplot()
         if len(comparisons) == 1:

@@ -420,14 +420,14 @@ def test_what_gains_most_is_said():
     last = " ".join(told.split("\n\n")[-1].split())
     assert last == (
         "What gains most: one more like gpu (25.0% less) and links twice as fast (5.0% less); "
-        "all else gains less than 1 %."
+        "all else gains less than 1%."
     )
     many = [*rows, ("1 GiB more: cpu", 3.7), ("one more like cpu", 3.6), ("two more", 2.0)]
     told = " ".join(describe_what_if(made, [WhatIf(change, 4.0, value) for change, value in many]).split())
     assert all(f"({share} less)" in told for share in ("50.0%", "25.0%", "10.0%", "7.5%", "5.0%"))
     assert "others" not in told
     told = describe_what_if(made, [WhatIf(change, 4.0, 4.0) for change, _ in rows])
-    assert told.endswith("None of these changes gains 1 %: what limits the plan is elsewhere.")
+    assert told.endswith("None of these changes gains 1%: what limits the plan is elsewhere.")
 
 
 def test_one_reason_for_several_devices_is_said_once():

@@ -501,9 +501,9 @@ def _what_gains(rows: Sequence[WhatIf], base: float) -> str:
     gains = sorted(((1 - row.planned / base, row.change) for row in rows if base > 0), reverse=True)
     worth = [f"{_short(change)} ({format_share(gain)} less)" for gain, change in gains if gain >= 0.01]
     if not worth:
-        return "None of these changes gains 1 %: what limits the plan is elsewhere."
+        return "None of these changes gains 1%: what limits the plan is elsewhere."
     rest = len(rows) - len(worth)
-    return f"What gains most: {in_a_row(worth, len(worth))}{'; all else gains less than 1 %' if rest else ''}."
+    return f"What gains most: {in_a_row(worth, len(worth))}{'; all else gains less than 1%' if rest else ''}."
 
 
 def _share(part: float, whole: float) -> str:

@@ -140,6 +140,11 @@ def _play(problem: Problem, ctx: Context, away: list[str]) -> None:
     runners += [multilevel] if multilevel else []
     at_home = [name for name in SEARCHES if name not in away and get(name).why_not(problem) is None]
     runners += [_Runner(ctx, name, SEARCHES[name]) for name in at_home if name != "multilevel" or not multilevel]
+    if problem.objective == "completion" and ctx.best and get("order-search").why_not(problem) is None:
+        placement, order = ctx.best  # where models share devices, the best start is often one that has an order
+        if order is not None:
+            again = partial(improve, placement=placement, order=order, moves=500)
+            runners.append(_Runner(ctx, "order-search", again))
     _exhaust(_halve(ctx, runners, levels if away else None))
     before = math.inf
     while ctx.best_value < before and not ctx.should_stop():  # and, while it helps, for better luck

@@ -56,13 +56,13 @@ MODELS = {
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         os.environ["PLACEWISE_PROFILES"] = folder
-        latency = 0.0 if args.machine else _handed_over()
+        latency = 0.0 if args.machine else handed_over()
         progress(f"a tensor is handed over in {1e6 * latency:.0f} us")
-        box = this_machine() if args.machine else _halves(latency)
+        box = this_machine() if args.machine else halves(latency)
         return [row for name in args.models or MODELS for row in _measured(name, box, Path(folder), args)]
 
 
-def _halves(latency: float) -> Cluster:
+def halves(latency: float) -> Cluster:
     halves = [Device(f"half{i}", "cpu", 8 * 2**30, {"default": 5e10}, 1e10) for i in range(2)]
     return full_mesh(halves, 1e12, latency, name="halves")
 
@@ -83,7 +83,7 @@ class _Way:
 
 
 def _measured(name: str, box: Cluster, folder: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    model = str(_exported(name, args.batch or MODELS.get(name, 1), folder))
+    model = str(exported(name, args.batch or MODELS.get(name, 1), folder))
     engine = engines.get("torch")
     graph = pt2.load(model, name).collapse_parameters().graph
     ways: dict[str, _Way] = {}
@@ -140,7 +140,7 @@ def _others() -> float:
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
-def _handed_over() -> float:
+def handed_over() -> float:
     """Seconds until what one logical device made is with the other: a chain of layers, by turns and on one.
 
     A layer takes long enough for the other thread to fall asleep.
@@ -149,7 +149,7 @@ def _handed_over() -> float:
     graph = from_torch(module, args).collapse_parameters().graph
     found = []
     for placement in (np.zeros(graph.num_ops, np.int32), (np.arange(graph.num_ops) % 2).astype(np.int32)):
-        made = Plan(Problem(graph, _halves(0.0)), placement, None, 1.0, 0.0, "hand", "0")
+        made = Plan(Problem(graph, halves(0.0)), placement, None, 1.0, 0.0, "hand", "0")
         with made.apply(module, args, threads=1) as placed, torch.no_grad():
             taken = []
             for _ in range(50):
@@ -160,7 +160,7 @@ def _handed_over() -> float:
     return max(0.0, found[1] - found[0]) / (graph.num_ops - 1)
 
 
-def _exported(name: str, batch: int, folder: Path) -> Path:
+def exported(name: str, batch: int, folder: Path) -> Path:
     """A model of the zoo with fewer images or texts."""
     module, args = zoo.module(name)
     steps_first = zoo.MODELS[name].code.partition(".")[0] in ("rnnlm", "nmt", "gnmt")

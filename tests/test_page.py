@@ -1165,26 +1165,27 @@ def test_planning_is_drawn(opened, both):
     assert np.hypot(*np.diff(places, axis=0).T).min() >= 6
 
 
-def drawn_in(view, colour):
-    """[pixels, 2] x and y, below the axis of the timeline, of what has a colour of the page, from 0 to 1 across."""
-    places = view.evaluate(
-        """(colour) => {
+def drawn_in(view, *colours):
+    """For each colour of the page [pixels, 2]: x and y of it in the timeline below its axis; x from 0 to 1."""
+    found = view.evaluate(
+        """(colours) => {
           const canvas = document.querySelector("#timeline canvas"), ratio = canvas.width / canvas.clientWidth;
-          const one = document.createElement("i");
-          one.style.color = `var(--${colour})`;
-          document.body.append(one);
-          const wanted = getComputedStyle(one).color.match(/\\d+/g).map(Number);
           const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-          const found = [];
-          for (let i = 126 * ratio; i < data.length / 4; i++) {
-            const is = [...wanted, 255].every((part, k) => Math.abs(part - data[4 * i + k]) < 3);
-            if (is) found.push([i % width, i / width]);
-          }
-          return found.map(([x, y]) => [(x / ratio - 126) / (canvas.clientWidth - 126), Math.floor(y / ratio)]);
+          const one = document.createElement("i");
+          document.body.append(one);
+          return colours.map((colour) => {
+            one.style.color = `var(--${colour})`;
+            const wanted = [...getComputedStyle(one).color.match(/\\d+/g).map(Number), 255];
+            const places = [];
+            for (let i = 0; i < data.length / 4; i++) {
+              if (wanted.every((part, k) => Math.abs(part - data[4 * i + k]) < 3)) places.push([i % width, i / width]);
+            }
+            return places.map(([x, y]) => [(x / ratio - 126) / (canvas.clientWidth - 126), Math.floor(y / ratio)]);
+          });
         }""",
-        colour,
+        colours,
     )
-    return np.array([place for place in places if place[0] > 0 and place[1] > 28])
+    return [np.array([place for place in places if place[0] > 0 and place[1] > 28]) for places in found]
 
 
 def test_the_bound_and_the_chain_are_drawn_into_the_timeline(opened, both):
@@ -1195,13 +1196,14 @@ def test_the_bound_and_the_chain_are_drawn_into_the_timeline(opened, both):
     assert {"bound 12.5 ms", "ends 25.0 ms"} <= set(drawn())
     assert "no plan ends before" in view.locator("#timeline .legend").inner_text()
     end = 0.02501 * 1.01  # of the axis
-    x, y = drawn_in(view, "bound").T
+    bound, chain = drawn_in(view, "bound", "ink")
+    x, y = bound.T
     x, y = x[y < 130], y[y < 130]  # above what it says
     assert np.median(x) == pytest.approx(0.0125 / end, abs=2e-3)
     assert np.ptp(x) < 4e-3
     assert np.ptp(y) > 80
     assert 0.4 < len(set(y)) / np.ptp(y) < 0.9  # six of ten pixels
-    x, y = drawn_in(view, "ink").T
+    x, y = chain.T
     for row, begins, ends in ((0, 0.0, 0.005), (1, 0.00901, 0.02501)):
         step = np.unique(x[(y == 30 + 36 * row + 32 - 1) & (x < 0.98)])  # before the line at the end
         assert (step[0], step[-1]) == pytest.approx((begins / end, min(ends / end, 0.98)), abs=3e-3)

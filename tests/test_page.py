@@ -1213,6 +1213,18 @@ def test_the_bound_and_the_chain_are_drawn_into_the_timeline(opened, both):
     assert paced.locator("#verdict .row .line").count() >= 1
 
 
+def test_what_moved_is_marked_in_the_timeline(opened, both):
+    """In both plans: the first five ops, which take 5 ms on the fast device and 10 ms on the slow one."""
+    view = opened(*both, titles=["old", "new"])
+    view.get_by_label("Show the whole run").click()
+    x, y = drawn_in(view, "moved")[0].T
+    end = both[1].value * 1.01  # of the axis
+    above, below = x[y < 100], x[y > 200]
+    assert (above.max(), below.max()) == pytest.approx((0.005 / end, 0.01 / end), abs=3e-3)
+    assert len(above) + len(below) == len(x)
+    assert max(np.ptp(y[y < 100]), np.ptp(y[y > 200])) < 5  # one lane of each
+
+
 def test_the_keyboard_reaches_everything(opened, both):
     view = opened(both[0])
     view.locator("#timeline canvas").focus()

@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from pydantic import BaseModel
 
 from commands import COMMANDS, ROOT, assert_80_columns
-from placewise import _schemas, engines, planners
+from placewise import _schemas, cli, engines, planners
 from placewise.driver import plan as plan_of
 from placewise.files import load_cluster, load_graph, load_plan, load_problem
 
@@ -94,6 +95,17 @@ def test_the_commands_of_a_page_run(run, models, page, monkeypatch, tmp_path):
         if args[0] != "export":
             assert_80_columns(result.out)
     assert [text for text in fences(page, "text") if text not in printed] == []
+
+
+def test_commands_within_sentences_are_known():
+    """They are not run, as they name what the reader has; but there are such commands, with such options."""
+    commands = typer.main.get_command(cli.app).commands
+    told = [line for page in PAGES for line in re.findall(r"`placewise ([a-z]+ [^`]+)`", (ROOT / page).read_text())]
+    assert len(told) > 15
+    for line in told:
+        name, *args = shlex.split(line)
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert {arg for arg in args if arg.startswith("-")} <= known, line
 
 
 def rows_of(table: str) -> dict[str, tuple[str, float]]:

@@ -12,7 +12,7 @@ def vllm(plan: Plan) -> str:
     """A command line with VLLM_PP_LAYER_PARTITION, for `vllm serve`.
 
     vLLM refuses a list whose length is not the pipeline's size or whose sum is not the number of layers
-    (`get_pp_indices` in vllm/distributed/utils.py, read in 0.32.0; 0.5.4 has it too).
+    (`get_pp_indices` in vllm/distributed/utils.py, read in 0.33.0; 0.5.4 has it too).
     """
     stages = ranks(plan, "vllm")
     settings = f"{visible(plan, stages)} VLLM_PP_LAYER_PARTITION={counts(stages)}"

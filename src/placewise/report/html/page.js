@@ -1,4 +1,4 @@
-/* sources dc5c0ca1f923707944d2ae63018a38aa9c9fb80404ff7f037c76510471560327 */
+/* sources 6e81315c73bfa2f84f468c5bb811905215a66e48ab47934d8be1b5d446e9869f */
 /*! The page holds these, under their own licences.
 
 @dagrejs/dagre 3.1.3 (MIT)

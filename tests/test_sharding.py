@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from placewise.cluster import Cluster, Device, Link, full_mesh
 from placewise.driver import Budget
 from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
 from placewise.files import load_plan, save_problem
+from placewise.importers import dnn_partitioning
 from placewise.problem import Execution
 from placewise.sharding import plan_sharded, sharded, ways
 from placewise.simulator.alike import alike
@@ -194,6 +196,22 @@ def test_groups_serve_latency_too():
     best = min(brute_force(sharded(layers(4), way))[0] for way in ways(layers(4), 4))
     assert found.value == pytest.approx(best)
     assert found.is_optimal
+
+
+@pytest.mark.skipif("PLACEWISE_DATA" not in os.environ, reason="PLACEWISE_DATA is not set")
+def test_plans_with_replicas_are_no_worse_than_those_without():
+    """Where the search with replicas does not come to its end, that without does."""
+    file = Path(os.environ["PLACEWISE_DATA"], "dnn-partitioning/throughput-inputs/LayerGraphs/gnmt_inference.json")
+    problem = dnn_partitioning.load(json.loads(file.read_text()), "gnmt", transfer_scale=40.0)
+    room = 0.9 * problem.per_unit(problem.graph.resident_bytes).max()
+    cluster = problem.cluster.with_memory({f"fpga{i}": room for i in range(6)})
+    problem = replace(problem, cluster=cluster, contiguous=True)
+    grouped = sharded(problem, ways(problem, 2)[1])
+    alone = driver.plan(grouped, "ideals")
+    assert alone.is_optimal
+    assert 1e3 * alone.value == pytest.approx(33.632, abs=5e-4)
+    repeated = replace(grouped, execution=replace(grouped.execution, replicate=True))
+    assert driver.plan(repeated, "ideals", budget=Budget(seconds=2)).value <= alone.value
 
 
 # ---- budget, Ctrl-C, bad input ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ _NEARLY: Final = 1e-3  # relative; from here on, the next limit is just below th
 _MOST_NODES: Final = 512  # that are looked at to begin with; only the heaviest, if there are more
 _MORE_NODES: Final = 2048  # that are, if briefly
 _BY_BOXES: Final = 0.8  # share of the time that is left
+_ALONE: Final = 0.2  # the same, for plans without replicas
 _FEW: Final = 64  # nodes whose places are tried out
 _MOST_UNITS: Final = 1 << 15  # so that sums of whole numbers stay below two to the power of 63
 _MOST_PARTS: Final = 5_000  # of a problem
@@ -87,6 +88,12 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     if problem.num_units > _MOST_NODES:  # a first limit, soon
         ctx.delegate("pipeline-dp", share=0.2)
     ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
+    if problem.execution.replicate and not ctx.should_stop():  # without replicas there is less to try
+        alone = replace(problem, execution=replace(problem.execution, replicate=False))
+        with ctx.aside(alone, _ALONE) as inner:
+            ideals(alone, inner)
+        if inner.best is not None:
+            ctx.evaluate(inner.best[0])
     every = below(stages_of(problem), ctx.ceiling)
     brief = every.num_nodes > _MOST_NODES  # a first try with more nodes, which gates may leave few ideals of
     if brief:

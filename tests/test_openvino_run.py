@@ -191,3 +191,6 @@ def test_a_file_that_is_no_model_is_told(path, tmp_path):
     (tmp_path / "text.txt").touch()
     with pytest.raises(InvalidInput, match="openvino takes bundled models"):
         run(plan, tmp_path / "text.txt").__enter__()
+    (tmp_path / "alone.xml").write_bytes(path.read_bytes())
+    with pytest.raises(InvalidInput, match=r"alone\.xml: its weights are missing"):
+        run(plan, tmp_path / "alone.xml").__enter__()

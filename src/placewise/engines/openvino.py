@@ -43,6 +43,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Hetero]:
     `devices` may name a device twice, and CPUs with a number of threads: {"big": "CPU:2", "little": "CPU:1"} are two
     logical devices on one CPU.
     """
+    from placewise.importers import naming
     from placewise.importers import openvino as importer
     from placewise.measure import check_readable
     from placewise.measure.openvino import written
@@ -53,7 +54,9 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Hetero]:
         path, name = written(model, Path(folder))
         graph = importer.load(path, name)
         plan.check_model(graph, "; for OpenVINO, plan the .xml file itself")
-        yield Hetero(plan, importer.read_model(path), devices)
+        with naming(path):
+            read = importer.read_model(path)
+        yield Hetero(plan, read, devices)
 
 
 @engine("openvino", fit=one_after_another, versions="openvino>=2025.0", run=run)

@@ -102,7 +102,7 @@ if __name__ == "__main__":
     settings = {
         "ops": {"type": int, "nargs": "*", "help": "sizes; 1,000 to 1,000,000 unless given"},
         "devices": {"type": int, "default": 8},
-        "planners": {"nargs": "+", "default": ["multilevel", "auto"]},
+        "planners": {"nargs": "+", "default": ["multilevel"]},
         "evaluations": {"type": int, "default": 300, "help": "the budget of each size"},
         "seconds": {"type": float, "help": "the budget of each size, instead"},
         "plot": {"help": "write an SVG here"},

@@ -253,6 +253,13 @@ def test_a_name_that_is_no_path_is_one_module():
     assert [shown["paths"][node] for node in shown["node"]] == list(problem.graph.op_modules)
 
 
+def test_a_page_proves_nothing():
+    """The plan brings its bound along; to prove it again may take longer than all else."""
+    problem = layers(3)
+    to_page([planned(problem, [1] * 7)])
+    assert "bound" not in problem.derived
+
+
 def test_plans_of_different_graphs_share_a_page():
     shown = unpacked(to_page([planned(layers(n), [1] * (2 * n + 1)) for n in (2, 3)]))
     assert [one["graph"] for one in shown["plans"]] == [0, 1]

@@ -16,7 +16,6 @@ from placewise.costs import Costs
 from placewise.driver import plan
 from placewise.graph import Graph
 from placewise.problem import Execution, Problem
-from placewise.report.explain import explain
 from placewise.simulator.bounds import lower_bound, made_of
 from problems import problem_of
 
@@ -164,7 +163,7 @@ def test_the_checker_goes_over_it(monkeypatch):
     assert (last.claim, last.verdict) == (f"bound: {NAME}", "on trust: over 3 ops")
     assert last.claimed == pytest.approx(7.0)
     assert not last.is_wrong
-    parts = explain(found.timeline).bound_parts
+    parts = lower_bound(found.problem).parts
     assert max(parts, key=lambda name: parts[name]) == NAME
     monkeypatch.undo()
     # What is no path proves nothing.

@@ -119,7 +119,6 @@ export interface Plan {
   by_module: { module: string; seconds: number[] }[];
   loads: Load[];
   pace_modules: [string, number][]; // seconds per sample on the load that sets the pace
-  bound_parts: Record<string, number>;
   devices: Device[];
   channels: Channel[];
   memory: { times: Float64Array; bytes: Float32Array }[];

@@ -302,6 +302,7 @@ def explain(
     from placewise.report import explain as reasons
     from placewise.report.table import describe_explanation, describe_moves, describe_what_if
     from placewise.report.what_if import what_if as changes
+    from placewise.simulator.bounds import lower_bound, made_of
 
     if what_if and op is not None:
         raise InvalidInput("--op and --what-if are two questions: ask one at a time")
@@ -340,7 +341,8 @@ def explain(
     facts = asdict(why)
     for step in facts["chain"]:
         step |= {"op": names[step["op"]], "behind": None if step["behind"] is None else names[step["behind"]]}
-    print(to_json(plan_facts(found) | facts))
+    bound = {"bound_parts": lower_bound(found.problem).parts, "bound_made_of": made_of(found.problem)}
+    print(to_json(plan_facts(found) | facts | bound))
 
 
 @app.command()

@@ -18,7 +18,6 @@ from placewise.graph import Ints, module_parts
 from placewise.quantities import format_bytes, format_seconds, format_share
 from placewise.simulator import Timeline, evaluate, violations
 from placewise.simulator.arrays import priority_order
-from placewise.simulator.bounds import lower_bound, made_of
 from placewise.simulator.constraints import quotient
 from placewise.simulator.throughput import busy, throughput_loads
 from placewise.simulator.timeline import Floats
@@ -128,8 +127,6 @@ class Explanation:
     loads: tuple[Load, ...]
     pace_modules: dict[str, float]  # seconds per sample on the first load that sets the pace, the largest first
     fullest: Fullest | None  # None where no memory is limited, or none is used
-    bound_parts: dict[str, float]
-    bound_made_of: dict[str, dict[str, float]]  # each part, split by what it is owed to
 
 
 def explain(timeline: Timeline) -> Explanation:
@@ -158,8 +155,6 @@ def explain(timeline: Timeline) -> Explanation:
         loads=loads,
         pace_modules=pace_modules,
         fullest=fullest,
-        bound_parts={name: float(seconds) for name, seconds in lower_bound(timeline.problem).parts.items()},
-        bound_made_of=made_of(timeline.problem),
     )
 
 

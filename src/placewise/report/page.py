@@ -360,7 +360,6 @@ def _plan(plan: Plan, items: _Items) -> dict[str, Any]:
         "by_module": [{"module": name, "seconds": list(split.values())} for name, split in why.by_module.items()],
         "loads": [asdict(load) for load in why.loads],
         "pace_modules": list(why.pace_modules.items()),
-        "bound_parts": why.bound_parts,
         "devices": _devices(timeline),
         "channels": lanes.channels(),
         "memory": [_memory(timeline, d) for d in range(problem.num_devices)],

@@ -34,7 +34,7 @@ from placewise.report.explain import (
 )
 from placewise.report.plots import ratios_to_best
 from placewise.simulator import Timeline
-from placewise.simulator.bounds import INGREDIENTS
+from placewise.simulator.bounds import INGREDIENTS, lower_bound, made_of
 from placewise.terminal import printable
 
 if TYPE_CHECKING:
@@ -345,15 +345,16 @@ def describe_explanation(plan: Plan, why: Explanation) -> str:
     if why.transfers:
         parts.append(_transfers(why, len(plan.timeline.transfers)))
     if plan.lower_bound > 0:
-        parts.append(_bounds(plan, why))
+        parts.append(_bounds(plan))
     return "\n\n".join(parts)
 
 
-def _bounds(plan: Plan, why: Explanation) -> str:
+def _bounds(plan: Plan) -> str:
     """What proves the bound: arguments that hold for any plan, by what each is owed to, and a planner's search."""
+    known, owed_to = lower_bound(plan.problem).parts, made_of(plan.problem)
     rows = []
-    for name, seconds in sorted(why.bound_parts.items(), key=lambda part: -part[1]):
-        owed = why.bound_made_of[name]
+    for name, seconds in sorted(known.items(), key=lambda part: -part[1]):
+        owed = owed_to[name]
         shares = [format_seconds(owed[what]) if owed.get(what) else "-" for what in INGREDIENTS]
         rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *shares])
     title = "No plan can beat the largest of these bounds, each with what it is owed to:"
@@ -362,7 +363,7 @@ def _bounds(plan: Plan, why: Explanation) -> str:
         title += f": {PROOFS[plan.proved_by]}." if plan.proved_by in PROOFS else "."
         title += f" Arguments alone prove {rows[0][1]}; each, with what it is owed to:"
     bounds = _under(title, ["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
-    meant = [wrapped(f"{name}: {text}", "  ") for name, text in BOUNDS.items() if name in why.bound_parts]
+    meant = [wrapped(f"{name}: {text}", "  ") for name, text in BOUNDS.items() if name in known]
     return "\n".join([f"{bounds}\n", *meant])
 
 

@@ -1,4 +1,4 @@
-/* sources 6e81315c73bfa2f84f468c5bb811905215a66e48ab47934d8be1b5d446e9869f */
+/* sources 8d37cc4bb26c45d21e88b815527b086cdcea8f2f9d44f040779ef5ac38e8514b */
 /*! The page holds these, under their own licences.
 
 @dagrejs/dagre 3.1.3 (MIT)

@@ -168,6 +168,20 @@ def test_on_one_device_it_matters_which_model_is_first(concurrency, contiguous):
     assert (found.value, found.lower_bound) == (12.0, pytest.approx(12.0))
 
 
+@pytest.mark.parametrize("seed", [0, 6, 8])
+def test_where_models_share_devices_the_search_for_an_order_begins_at_the_best(seed):
+    """The shortest model first is good here, and hard to reach from HEFT's plan with few evaluations."""
+    rng = np.random.default_rng(seed)
+    edges = [(i - 2, i) for i in range(90) if i % 30 >= 2]
+    edges += [(i - 1, i) for i in range(90) if i % 30 >= 1 and rng.random() < 0.4]
+    seconds = rng.lognormal(0.0, 1.0, (90, 1)) / rng.uniform(0.3, 1.0, (1, 2))
+    models = {"model": np.repeat([0, 1, 2], 30).tolist(), "models": ["a", "b", "c"]}
+    problem = problem_of(seconds, edges, sizes=1.0, objective="completion", **models)
+    found = plan(problem, "auto", budget=Budget(evaluations=5_000))
+    assert found.found_by == "order-search"
+    assert found.value < 0.98 * plan(problem, "spt").value
+
+
 def test_small_problems_are_proved():
     rng = np.random.default_rng(3)
     problem = problem_of(rng.integers(1, 9, (7, 2)).astype(float), [(0, 2), (1, 2), (2, 5), (3, 6)], sizes=1.0)

@@ -34,7 +34,7 @@ from placewise.planners.stages import Stages, Whole
 
 Flags = NDArray[np.bool_]
 
-_MOST_BOXES: Final = 128
+_MOST_BOXES: Final = 256
 _CANDIDATES: Final = 1024  # nodes that may divide a box: those with most work
 _SLACK: Final = 1e-9  # relative; more than rounding amounts to
 _STEP: Final = 0.005  # relative; by which the limit is raised
@@ -44,7 +44,7 @@ _FIRST: Final = 0.75  # of the price of a second, where they begin,
 _STEP_OF_PRICE: Final = 1 / 8  # and the first step from there; each is half as large as the one before
 _MOST_CUTS: Final = 50  # between two looks at the clock
 _WORTH: Final = 100  # evaluations, that a look at chains and boxes is about as long as
-_LITTLE: Final = 0.02  # of a limit; boxes with less in them are not divided
+_LITTLE: Final = 0.005  # of a limit; boxes with less in them are not divided
 _NEVER: Final = 1e30  # seconds of what may not run
 
 

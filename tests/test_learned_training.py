@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from placewise import Budget, driver, plan
+from placewise import Budget, Execution, driver, plan
 from placewise.driver import Context
 from placewise.errors import InvalidInput, Unsupported
 from placewise.learned import checkpoint, one_graph, training
@@ -111,6 +111,17 @@ def test_without_problems_it_learns_from_families(tmp_path):
     assert found.best < 2.0
     tasks = [training.Family([], 4, {**_options()}, 60).task(update) for update in (3, 3, 4)]
     assert tasks[0].groups.problem.digest == tasks[1].groups.problem.digest != tasks[2].groups.problem.digest
+
+
+@pytest.mark.filterwarnings("error")
+def test_progress_is_a_number_where_episodes_begin_with_what_does_not_fit(tmp_path):
+    kept = [1.0, 1.0, 2.0, 2.0]  # by turns, the last finds no room; one and two on each device fit
+    problem = problem_of(np.ones((4, 2)), memory=3.0, resident=kept, execution=Execution(memory="static"))
+    seen = []
+    out = tmp_path / "policy.safetensors"
+    train("placeto", out, problems=[problem, replace(problem, objective="throughput")], on_progress=seen.append)
+    assert all(now.mean > 0 and now.best >= 0.5 for now in seen)
+    assert any(np.isfinite(now.best) for now in seen)
 
 
 def _options():

@@ -233,7 +233,9 @@ class Family:
         return Task(_drawn(rng), start, None)
 
     def step(self) -> tuple[float, float]:
-        """Relative to where a placement begins that packs the fastest device first, or in seconds."""
+        """Relative to a placement that packs the fastest device first, or to all groups one by one where that does
+        not fit; in seconds where there is one problem.
+        """
         learner, options = self.learner, self._options
         assert isinstance(learner, PlacetoLearner)
         groups, start, name = self.task(learner.updates)
@@ -255,7 +257,7 @@ class Family:
         if not whole:  # nothing is learned from episodes that the budget cut short
             return learner.mean, learner.best
         learner.learn(view, record, name)
-        found = record.values / max(float(reference[0]), 1e-300)
+        found = record.values / max(float(reference[0]) if np.isfinite(reference[0]) else episodes.scale, 1e-300)
         last = found[-1][np.isfinite(found[-1])]
         return float(last.mean()) if len(last) else np.inf, float(found.min())
 
@@ -276,7 +278,7 @@ class Family:
         return view_of(self._build.view, task.groups)
 
 
-_TYPICAL: Final = 20  # simulations per episode: groups that are moved
+_TYPICAL: Final = 14  # simulations per episode: groups that are moved
 
 #: Bundled models and boxes that a policy may learn from; all others show what it has learned.
 SEEN_MODELS: Final = (

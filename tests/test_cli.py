@@ -392,7 +392,7 @@ def test_explain(run, plan):
     assert sum(facts["by_kind"].values()) == pytest.approx(facts["value"])
     assert facts["chain"][0]["op"] == "a"
     assert facts["runs"][0]["first"] == "a"
-    assert "What limits it: Compute is " in result.out
+    assert "What limits it: Compute takes " in result.out
     assert max(facts["bound_parts"].values()) <= facts["value"]
     assert facts["bound_made_of"].keys() == facts["bound_parts"].keys()
     assert "| bound " in result.out

@@ -50,7 +50,7 @@ def test_a_chain_over_two_devices_is_compute_and_transfer():
     assert why.by_kind == {"compute": 3.0, "transfer": 3.0, "waiting for device": 0.0, "waiting for channel": 0.0}
     assert list(why.by_module) == ["net.*"]
     assert why.verdict == (
-        "Compute is 50.0% of the chain of steps that ends last (transfers 50.0%): on b 33.3% and a 16.7%. "
+        "Compute takes 50.0% of the critical path: b 33.3% and a 16.7%. The rest: transfers 50.0%. "
         "The busiest device is b, 33.3% of the run; the busiest channel is a->b, 50.0%."
     )
     assert why.runs == (Run("a", 1, "x", "x"), Run("b", 1, "y", "y"))
@@ -72,7 +72,7 @@ def test_runs_and_transfers_are_named():
         ("op2", "op3", 8.0),
         ("op4", "op5", 2.0),
     ]
-    assert why.verdict.startswith("Transfers are 62.5% of the chain of steps that ends last (compute 37.5%): ")
+    assert why.verdict.startswith("Transfers take 62.5% of the critical path: ")
 
 
 def test_a_contiguous_plan_is_told_stage_by_stage():
@@ -293,9 +293,9 @@ def test_a_move_that_breaks_a_constraint_says_which():
 def test_a_full_memory_is_told():
     graph = Graph.create(op_names=["x", "y"], resident=[6.0, 6.0])
     why = explain(simulate(a_problem(graph, np.ones((2, 2)), two_devices(memory=12.0)), [0, 0]))
-    assert why.verdict.endswith("The memory of a is full: 0 B left of 12 B. Weights are 12 B.")
+    assert why.verdict.endswith("The memory of a is full: 0 B left of 12 B. Weights take 12 B.")
     why = explain(simulate(a_problem(graph, np.ones((2, 2)), two_devices(memory=6.0)), [0, 1]))
-    assert why.verdict.endswith("The memories of a and b are full. Weights are 6 B of a's 6 B.")
+    assert why.verdict.endswith("The memory of a and b is full. Weights take 6 B of a's 6 B.")
 
 
 def test_what_fills_a_memory_is_told():
@@ -309,7 +309,7 @@ def test_what_fills_a_memory_is_told():
     assert why.fullest == Fullest("a", 40.0, 19.0, 4.0, "big")
     assert "full" not in why.verdict
     tight = explain(simulate(replace(problem, cluster=two_devices(memory=19.0)), [0, 0, 0]))
-    assert tight.verdict.endswith("Weights are 4 B; what ops make and receive is 15 B, most during big.")
+    assert tight.verdict.endswith("Weights take 4 B and tensors up to 15 B, during big.")
     assert explain(simulate(replace(problem, cluster=two_devices()), [0, 0, 0])).fullest is None
 
 
@@ -327,7 +327,7 @@ def test_what_sets_the_pace_is_told():
     assert [load.where for load in why.loads if load.sets_pace] == ["a", "b"]
     assert why.pace_modules == {"layers.*.attention": 2.0, "layers.*.mlp": 1.0}
     assert why.verdict == (
-        "The pace is set by a and b, mostly by their compute; next comes c, with 2.00 s, 33.3% less. "
+        "a and b set the pace, mostly by computing; next comes c, with 2.00 s, 33.3% less. "
         "Most time on a goes to layers.*.attention (2.00 s) and layers.*.mlp (1.00 s)."
     )
     replicated = replace(problem, execution=Execution(replicate=True))
@@ -355,8 +355,8 @@ def test_a_chain_over_many_places_is_told_by_what_it_does():
         tensor = build.op(f"op{i}", kind="op", inputs=tensor, outputs=[4.0])
     problem = a_problem(build.graph(), np.ones((20, 20)), full_mesh([Device(f"d{i}") for i in range(20)], 1.0))
     assert explain(simulate(problem, range(20))).verdict.startswith(
-        "Transfers are 79.2% of the chain of steps that ends last (compute 20.8%): "
-        "on d0->d1 4.2%, d1->d2 4.2%, d2->d3 4.2% and 16 others. "
+        "Transfers take 79.2% of the critical path: d0->d1 4.2%, d1->d2 4.2%, d2->d3 4.2% and 16 others. "
+        "The rest: compute 20.8%. "
     )
 
 
@@ -373,13 +373,13 @@ def test_waits_name_what_is_waited_for():
     why = explain(simulate(a_problem(build.graph(), seconds[:4], cluster), [0, 0, 0, 1], range(4)))
     assert why.waited_for == {"net.big": 5.0, "net.small": 3.0}
     assert why.verdict.startswith(
-        "Waits are 57.1% of the chain of steps that ends last (compute 14.3%, transfers 28.6%), all for a. "
-        "It waits for work of net.big 62.5% and net.small 37.5%. "
+        "Waits take 57.1% of the critical path, all for a. It is held up by net.big 62.5% and net.small 37.5%. "
+        "The rest: compute 14.3% and transfers 28.6%. "
     )
     build.op("z", kind="op", inputs=build.op("w", kind="op", outputs=[40.0], op_modules="net.wide"))
     why = explain(simulate(a_problem(build.graph(), seconds, cluster), [1, 1, 0, 1, 2, 1], [4, 2, 0, 1, 5, 3]))
     assert why.waited_for == {"net.wide": 40.0}  # from c, over the bus, while what is on a has its own way out
-    assert "all for bus. It waits for work of net.wide. " in why.verdict
+    assert "all for bus. It is held up by net.wide. " in why.verdict
 
 
 def test_a_device_that_keeps_the_order_may_have_nothing_to_do():
@@ -390,8 +390,8 @@ def test_a_device_that_keeps_the_order_may_have_nothing_to_do():
     build.op("ready", kind="op")
     problem = a_problem(build.graph(), [[1, 1], [1, 1], [5, 5]], two_devices())
     why = explain(simulate(problem, [0, 1, 1], [0, 1, 2]))
-    assert why.verdict.startswith("Waits are 68.8% of the chain of steps that ends last (compute 31.3%), all for b. ")
-    assert "In 62.5% the device has nothing to do, for its next op waits, too. " in why.verdict
+    assert why.verdict.startswith("Waits take 68.8% of the critical path, all for b. ")
+    assert "For 62.5% the device is idle: its next op in the order waits, too. The rest: compute 31.3%. " in why.verdict
 
 
 def test_what_is_waited_for_is_as_long_as_the_waits():
@@ -405,16 +405,22 @@ def test_what_is_waited_for_is_as_long_as_the_waits():
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        ([1.0, 0.9995, 0.6, 0.5], "d0, mostly by its compute; d1 is within 0.1% of it; next comes d2, with 600 ms, "),
-        ([1.0, 0.9995, 0.998, 0.999], "d0, mostly by its compute; d1 to d3 are within 0.2% of it: balanced."),
-        ([1.0, 1.0, 1.0, 1.0], "d0 to d3, mostly by their compute."),
+        (
+            [1.0, 0.9995, 0.6, 0.5],
+            "d0 sets the pace, mostly by computing; d1 is within 0.1% of it; next comes d2, with 600 ms, ",
+        ),
+        (
+            [1.0, 0.9995, 0.998, 0.999],
+            "d0 sets the pace, mostly by computing; d1 to d3 are within 0.2% of it, so the load is balanced.",
+        ),
+        ([1.0, 1.0, 1.0, 1.0], "d0 to d3 set the pace, mostly by computing."),
     ],
 )
 def test_level_loads_are_balanced(seconds, said):
     graph = Graph.create(op_names=list("wxyz"))
     cluster = full_mesh([Device(f"d{i}") for i in range(4)])
     problem = a_problem(graph, np.array(seconds)[:, None] * np.ones((1, 4)), cluster, objective="throughput")
-    assert explain(simulate(problem, range(4))).verdict.startswith(f"The pace is set by {said}")
+    assert explain(simulate(problem, range(4))).verdict.startswith(said)
 
 
 def test_a_channel_with_little_to_do_upsets_no_balance():
@@ -425,7 +431,7 @@ def test_a_channel_with_little_to_do_upsets_no_balance():
     problem = a_problem(build.graph(), [[1, 1], [0.99, 0.99]], cluster, objective="throughput")
     why = explain(simulate(problem, [0, 1]))
     assert [load.where for load in why.loads] == ["a", "b", "bus"]
-    assert why.verdict == "The pace is set by a, mostly by its compute; b is within 1.0% of it: balanced."
+    assert why.verdict == "a sets the pace, mostly by computing; b is within 1.0% of it, so the load is balanced."
 
 
 def test_names_that_count_up_are_one():

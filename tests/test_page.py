@@ -380,10 +380,12 @@ def test_the_verdict_comes_first(opened, both):
     view = opened(both[0])
     cards = view.locator("#verdict .card").all_inner_texts()
     assert "25.0 ms" in cards[0]  # 5 ms, a transfer of 4 ms, 16 ms
+    told = view.locator("#verdict .path").get_attribute("aria-label")
+    assert told == "Critical path: fast 20.0%, slow 64.0%, transfers 16.0%"
     assert "50.0%" in cards[1]  # as the terminal says it
     assert "on fast, the fullest" in cards[2]
     assert "83.3%" in cards[2]
-    assert "chain of steps" in cards[3]
+    assert "critical path" in cards[3]
     assert view.title() == f"net on {MARKUP}"
 
 
@@ -564,10 +566,10 @@ def test_the_page_says_it_as_the_terminal_does(opened, both):
     for row in view.locator("#devices .table").first.locator("tbody tr").all_inner_texts():
         for share in re.findall(r"[<\d.]+%", row):
             assert share in told
-    assert view.locator("#devices .about").first.inner_text() == "Busy shares are of the run."
+    assert view.locator("#devices .about").first.inner_text() == "Busy shares are relative to the run."
     paced = opened(planned(replace(problem, objective="throughput"), [1] * 13))
     about = paced.locator("#devices .about").first.inner_text()
-    assert about == "Busy shares are of the time per sample, in a full pipeline."
+    assert about == "Busy shares are relative to the time per sample, in a full pipeline."
 
 
 @pytest.mark.parametrize(
@@ -839,7 +841,7 @@ def test_on_a_phone_tables_keep_their_first_column_and_the_page_speaks_of_finger
     view = opened(both[0], has_touch=True, is_mobile=True)
     view.set_viewport_size({"width": 390, "height": 800})
     assert "pinch to zoom, tap an op twice" in view.locator("#timeline .about").inner_text()
-    assert "A tap unfolds a module." in view.locator("#graph").inner_text()
+    assert "Tap a module to unfold it." in view.locator("#graph").inner_text()
     drawn = listened(view)
     view.get_by_label("Show the whole run").click()
     assert {"0 ms", "10 ms", "20 ms"} <= set(drawn())
@@ -935,19 +937,19 @@ def test_memory_far_below_its_limits_has_one_scale(opened):
         view.get_by_label("Show the whole run").click()
         seen.append((set(drawn()), view.evaluate("dashes"), view.locator("#memory .about").first.inner_text()))
     for texts, _, about in seen[:2]:
-        assert "has 9.31 GiB" in texts
-        assert "all of them on one scale" in about
+        assert "limit 9.31 GiB" in texts
+        assert "All devices share one scale" in about
     assert "pipeline full" not in seen[0][0]
     assert "1.5,2.5" in seen[0][1]
-    assert "The dotted line is that of other." in seen[0][2]
+    assert "The dotted line is other." in seen[0][2]
     assert "pipeline full" in seen[1][0]
     assert "1.5,2.5" not in seen[1][1]
-    assert not any(text.startswith("has ") for text in seen[2][0])
-    assert "the line at the top is what it has" in seen[2][2]
+    assert not any(text.startswith("limit ") for text in seen[2][0])
+    assert "The line at the top is its limit" in seen[2][2]
     view = opened(paced, planned(paced.problem, [1, 0]), titles=["one", "paced"])
     drawn = listened(view)
     view.get_by_label("Show the whole run").click()
-    assert any(re.match("paced · .* per sample; below, one sample on its way", text) for text in drawn())
+    assert any(re.match("paced · .* per sample; one sample's way is shown", text) for text in drawn())
 
 
 def heights(view):
@@ -989,7 +991,7 @@ def test_what_moved_is_told_by_layer(opened):
     view = opened(planned(problem, new), planned(problem, old), titles=["new", "old"])
     table = view.locator("#compare .table").nth(1)
     shown = view.locator("#compare h3").all_inner_texts()
-    assert shown == ["59 of 61 ops moved: by module", "Op by op"]
+    assert shown == ["59 of 61 ops moved, by module", "Op by op"]
     assert table.get_by_role("status").inner_text() == "6 of 30 rows"
     row = table.locator("tbody tr").first.inner_text().split("\t")
     first, second = ("fast", "slow") if view.locator("#compare b").inner_text() == "new" else ("slow", "fast")
@@ -1077,7 +1079,7 @@ def test_what_cannot_be_compared_is_not_ranked(opened, both):
         assert view.locator("#compare b").inner_text() == "first"
     assert "overlap true" in opened(*paces).locator("#compare").inner_text()
     time = opened(both[0], paces[0], titles=["one", "other"]).locator("#verdict .card").first.inner_text()
-    assert "not compared with other: another objective, so its times are not of the same thing" in time
+    assert "not compared with other: another objective, so the times cannot be compared" in time
     assert "less" not in time
 
 
@@ -1096,13 +1098,13 @@ def test_what_cannot_be_compared_shares_no_axis(opened, both):
         assert not any("other" in text for text in texts)
         assert texts.count("fast") == 2  # in the timeline, and in memory
         about = view.locator("#timeline .about").inner_text()
-        assert f"other has no place beside it: another {why}, so its times are not of the same thing." in about
+        assert f"other is not shown with it: another {why}, so the times cannot be compared." in about
         assert "dotted" not in view.locator("#memory .about").inner_text()
         assert view.locator("#timeline .key.moved").count() == moved
         view.get_by_role("button", name="Swap the two plans").click()
         said = view.locator("#timeline .about").inner_text()
-        assert "one has no place beside it" in said
-        assert ("It shows one sample on its way through the pipeline." in said) == (other is paced)
+        assert "one is not shown with it" in said
+        assert ("It follows one sample through the pipeline." in said) == (other is paced)
 
 
 def test_predicted_beside_measured(opened, both):
@@ -1125,7 +1127,7 @@ def test_predicted_beside_measured(opened, both):
     seen |= {"placed_spread": 0.001, "plain_spread": 0.002, "findings": findings}
     view = opened(both[0], verified=[seen])
     shown = view.locator("#verified").inner_text()
-    assert "Not everything that the plan claims held, where the time may be 15% off. It was run by" in shown
+    assert "Not every claim of the plan held (the time may be 15% off). It was run with" in shown
     assert "36.4% more than predicted" in shown
     assert "30.0 ms ± 1.00 ms" in shown
     assert view.locator("#verified tbody .bad").inner_text() == "+36%"
@@ -1141,7 +1143,7 @@ def test_predicted_beside_measured(opened, both):
     rows = view.locator("#verified tbody tr")
     assert "≤ 1e-4" in rows.filter(has_text="outputs").inner_text()
     loose = opened(both[0], verified=[{**seen, "placed_spread": 0.02}])
-    told = "36.4% more than predicted, which is less than the spread of its runs, ± 20.0 ms"
+    told = "36.4% more than predicted, which is within the spread of its runs, ± 20.0 ms"
     assert told in loose.locator("#verified").inner_text()
     assert loose.locator("#verdict .gain:not(.bad)").inner_text() == f"measured 30.0 ms, {told}"
     assert [row.split()[0] for row in opened(both[0], verified=[seen]).locator("#verified tbody tr").all_inner_texts()][
@@ -1150,9 +1152,9 @@ def test_predicted_beside_measured(opened, both):
     assert opened(both[0]).locator("nav a").first.inner_text() == "Timeline"
     assert opened(both[0]).locator("#verified").is_hidden()
     wide = opened(both[0], verified=[{**seen, "holds": True, "within": 1000.0}]).locator("#verified").inner_text()
-    assert "Everything that the plan claims held, where the time may be 100000% off." in wide
+    assert "Every claim of the plan held (the time may be 100000% off)." in wide
     old = opened(both[0], verified=[{**seen, "within": None}]).locator("#verified").inner_text()
-    assert "Not everything that the plan claims held. It was run by" in old
+    assert "Not every claim of the plan held. It was run with" in old
 
 
 def test_planning_is_drawn(opened, both):
@@ -1162,7 +1164,7 @@ def test_planning_is_drawn(opened, both):
     assert "bound rose from 10.0 ms to 12.5 ms, and the gap fell from 66.7% to 50.0%" in told
     assert view.locator("#progress path.bound").count() == 1
     assert opened(both[1]).locator("#progress").is_hidden()
-    assert "The axis begins at 9.60 ms." in view.locator("#progress").inner_text()
+    assert "The axis starts at 9.60 ms." in view.locator("#progress").inner_text()
     chart, panel = (view.locator(f"#progress {one}").bounding_box()["width"] for one in ("svg", ".panel"))
     assert panel - chart < 40
     steps = tuple((i * 1e-3, i, 0.03 - i * 1e-5) for i in range(500))
@@ -1201,7 +1203,7 @@ def test_the_bound_and_the_chain_are_drawn_into_the_timeline(opened, both):
     drawn = listened(view)
     view.get_by_label("Show the whole run").click()
     assert {"bound 12.5 ms", "ends 25.0 ms"} <= set(drawn())
-    assert "no plan ends before" in view.locator("#timeline .legend").inner_text()
+    assert "lower bound" in view.locator("#timeline .legend").inner_text()
     end = 0.02501 * 1.01  # of the axis
     bound, chain = drawn_in(view, "bound", "ink")
     x, y = bound.T
@@ -1361,5 +1363,5 @@ def test_it_prints(opened, both):
     view.emulate_media(media="print")
     assert view.evaluate("document.documentElement.scrollWidth") <= 1000  # the graph and the tables fit on paper
     assert view.locator("nav").is_hidden()
-    assert view.locator("#timeline .about").inner_text() == "What each device and channel does, over time."
+    assert view.locator("#timeline .about").inner_text() == "What each device and channel does over time."
     assert view.locator("#timeline canvas").is_visible()

@@ -89,7 +89,7 @@ def test_what_a_search_proves_is_told_beside_the_arguments():
     told = describe_explanation(made, explain(made.timeline))
     assert (
         "No plan can beat 2.00 s, by search (ideals): no stages in a row, each within that time, do all the work. "
-        "Arguments alone prove 1.50 s; each, with what it is owed to:"
+        "Arguments alone prove 1.50 s; broken down by what they count:"
     ) in " ".join(told.split())
     checked = describe_findings(made, check(made))
     assert "| bound: by ideals | " in checked

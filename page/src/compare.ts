@@ -50,12 +50,12 @@ export function compare(state: State, view: GraphView): HTMLElement {
     const { plan, other, graph } = state;
     const base = plan.value;
     rows.replaceChildren(
-      ranked ? "" : h("p", { class: "about" }, `Not ranked: the plans differ in ${state.differ.join(" and ")}, so their times are not of the same thing.`),
+      ranked ? "" : h("p", { class: "about" }, `Not ranked: the plans differ in ${state.differ.join(" and ")}, so their times cannot be compared.`),
       table("Plans", [
         { name: "Plan", text: true, value: (p) => p.title, show: (p) => (p === plan ? h("b", {}, p.title) : link(p.title, `Show ${p.title}`, () => state.show(plans.indexOf(p), state.shown))) },
         { name: "Time", least: true, value: (p) => p.value, show: (p) => seconds(p.value) },
         ...state.differ.map((what) => ({ name: what[0].toUpperCase() + what.slice(1), text: true, value: about[what] })),
-        ...(ranked ? [{ name: "Against shown", least: true, value: (p: Row) => p.value - base, show: (p: Row) => (p === plan ? "–" : p.value === base ? "the same" : `${p.value < base ? "−" : "+"}${seconds(Math.abs(p.value - base))} (${change(base, p.value)})`) }] : []),
+        ...(ranked ? [{ name: "Difference", least: true, value: (p: Row) => p.value - base, show: (p: Row) => (p === plan ? "–" : p.value === base ? "the same" : `${p.value < base ? "−" : "+"}${seconds(Math.abs(p.value - base))} (${change(base, p.value)})`) }] : []),
         { name: "Gap", least: true, value: (p) => p.gap, show: (p) => gap(p.gap) },
         { name: "Transfers", value: (p) => p.transfers, show: (p) => count(p.transfers) },
         { name: "Memory left", value: (p) => spare(p), show: (p) => bytes(spare(p)) },
@@ -65,13 +65,13 @@ export function compare(state: State, view: GraphView): HTMLElement {
     );
     const moved = state.moved();
     if (!other) return moves.replaceChildren();
-    if (!moved) return moves.replaceChildren(h("p", { class: "about" }, `${plan.title} and ${other.title} place different graphs, so there is no op to compare.`));
+    if (!moved) return moves.replaceChildren(h("p", { class: "about" }, `${plan.title} and ${other.title} place different graphs, so ops cannot be compared.`));
     const items = [...moved.keys()].filter((item) => moved[item]);
     const where = (p: typeof plan, item: number) => p.devices[p.device[item]].name;
     const ops = items.reduce((sum, item) => sum + graph.count[item], 0);
     const leading = (name: string, go: (() => void) | null) => (go ? link(name, `Show ${name} in the graph`, go) : name);
     moves.replaceChildren(
-      h("h3", {}, items.length ? `${count(ops)} of ${count(graph.ops)} ops moved: by module` : "No op moved"),
+      h("h3", {}, items.length ? `${count(ops)} of ${count(graph.ops)} ops moved, by module` : "No op moved"),
       ...(items.length
         ? [
             table("Modules with ops that moved", [

@@ -75,7 +75,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
   function toggle(box: Box): void {
     if (box < 0) return;
     if (tree.visible(open).length + tree.children[box].length > AT_MOST) {
-      about.replaceChildren(h("p", {}, `More than ${AT_MOST} boxes cannot be told apart: fold something first.`));
+      about.replaceChildren(h("p", {}, `More than ${AT_MOST} boxes would be unreadable: fold something first.`));
       return;
     }
     open.add(box);
@@ -198,7 +198,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
           if ((event.key === "Backspace" || event.key === "Escape") && up > 0) fold(up);
         },
       },
-      h("span", { class: "name" }, tail(tree.name(box)), folded ? h("span", { class: "plus" }, "+") : null),
+      h("span", { class: "name" }, tree.isStretch(box) ? h("span", { class: "head" }, tree.name(box)) : tail(tree.name(box)), folded ? h("span", { class: "plus" }, "+") : null),
       h("span", { class: "what" }, what),
       h("span", { class: "where" }, tail(short), badge),
       strip,
@@ -226,7 +226,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
     mark();
     const inside = contents[visible.indexOf(box ?? NaN)];
     if (box === null || !inside) {
-      const how = touched.matches ? "A tap unfolds a module." : "A click unfolds a module; Backspace folds it again.";
+      const how = touched.matches ? "Tap a module to unfold it." : "Click a module to unfold it; Backspace folds it again.";
       return about.replaceChildren(h("p", { class: "about" }, how));
     }
     const up = tree.above(box);
@@ -235,7 +235,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
       h(
         "div", { class: "tools" },
         box >= 0 ? button("Unfold", `Unfold ${tree.name(box)}`, () => toggle(box)) : button("Show in timeline", "Show it in the timeline", () => {
-          if (!showInTimeline(-1 - box)) about.replaceChildren(h("p", {}, `${tree.full(box)} takes no time, or is part of what is drawn as one.`));
+          if (!showInTimeline(-1 - box)) about.replaceChildren(h("p", {}, `${tree.full(box)} takes no time, or is drawn together with others.`));
         }),
         up > 0 ? button(`Fold ${tree.name(up)}`, `Fold ${tree.name(up)}`, () => fold(up)) : null,
       ),
@@ -255,7 +255,7 @@ export function graph(state: State, showInTimeline: (item: number) => boolean): 
 
   const element = section(
     "graph", "Graph",
-    "Folded by module, and coloured by device: a box as most of its ops, the strip below it from its first op to its last. Strong lines lead from one device to another: there something moves. A dashed end is that of a line which is drawn whole when its box is chosen.",
+    "Each box is a module, coloured by the device that runs most of it; the strip along its bottom shows the devices of its ops, from first to last. Dark arrows carry data from one device to another. Dashed arrows are drawn in full when their box is selected.",
     h(
       "div", { class: "bar" },
       h(
@@ -368,6 +368,11 @@ class Tree {
       if (place[node] >= 0) this.owner[item] = place[node];
     });
     return found;
+  }
+
+  /** Ops without a module of their own, named by the first and the last: of too long a name, the first is kept. */
+  isStretch(box: Box): boolean {
+    return box > 0 && !this.graph.paths[box];
   }
 
   depth(node: number): number {

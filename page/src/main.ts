@@ -14,6 +14,12 @@ import { timeline } from "./timeline";
 import { verdict } from "./verdict";
 import { verified } from "./verified";
 
+const GOALS: Record<string, string> = {
+  latency: "minimising the time of one run",
+  throughput: "maximising samples per second",
+  completion: "minimising the sum of completion times",
+};
+
 async function main(): Promise<void> {
   const holder = document.getElementById("data")!;
   const page = await read(holder.textContent!);
@@ -32,34 +38,29 @@ async function main(): Promise<void> {
     ...tables(state, graphView.reveal),
     progress(state),
   ];
-  document.getElementById("page")!.replaceChildren(header(state, sections), ...(several ? [chooser(state)] : []), verdict(state, graphView.unfold), ...sections, footer(state));
+  document.getElementById("page")!.replaceChildren(...header(state, sections), ...(several ? [chooser(state)] : []), verdict(state, graphView.unfold), ...sections, footer(state));
   // Once what is visible has been drawn; benchmarks and tests wait for it.
   requestAnimationFrame(() => setTimeout(() => document.documentElement.setAttribute("data-ready", String(performance.now()))));
 }
 
-function header(state: State, sections: HTMLElement[]): HTMLElement {
+function header(state: State, sections: HTMLElement[]): HTMLElement[] {
   const about = h("p", { class: "about" });
   const title = h("h1");
   const links = h("nav", { "aria-label": "Sections" });
   const draw = () => {
     const { plan, graph } = state;
     const found = plan.found_by && plan.found_by !== plan.planner ? ` (${plan.found_by})` : "";
-    const ended = plan.stopped === "finished" ? "" : plan.stopped === "budget" ? ", its whole budget" : ", interrupted";
+    const ended = plan.stopped === "finished" ? "" : plan.stopped === "budget" ? " (the whole budget)" : " (interrupted)";
     const costs = Object.entries(plan.cost_shares).map(([label, part], _, all) => (all.length > 1 ? `${share(part)} ${label}` : label));
     links.replaceChildren(...sections.filter((one) => !one.hidden).map((one) => h("a", { href: `#${one.id}` }, one.querySelector("h2")!.textContent)));
     title.replaceChildren(graph.name, h("span", {}, ` on ${plan.cluster}`));
     about.textContent =
-      `${counted(graph.ops, "op")} on ${counted(plan.devices.length, "device")}, for ${plan.objective}. Planned by ${plan.planner}${found} in ${seconds(plan.seconds)}${ended}. ` +
-      (costs.length ? `The times of the ops are ${costs.join(", ")}.` : "");
+      `${counted(graph.ops, "op")} on ${counted(plan.devices.length, "device")}, ${GOALS[plan.objective]}. Planned by ${plan.planner}${found} in ${seconds(plan.seconds)}${ended}. ` +
+      (costs.length ? `Op times are ${costs.join(", ")}.` : "");
   };
   state.on(["plan"], draw);
   draw();
-  return h(
-    "header", {},
-    h("div", { class: "top" }, title, themeButton(state)),
-    about,
-    links,
-  );
+  return [h("header", {}, h("div", { class: "top" }, title, themeButton(state)), about), links];
 }
 
 function themeButton(state: State): HTMLElement {
@@ -89,7 +90,7 @@ function themeButton(state: State): HTMLElement {
 }
 
 function footer(state: State): HTMLElement {
-  return h("footer", {}, `Placewise ${state.plan.version}. The times are those of a simulated run. This file is complete: it loads nothing, and sends nothing anywhere.`);
+  return h("footer", {}, `Placewise ${state.plan.version}. Times are simulated. This file is self-contained: it loads nothing and sends nothing.`);
 }
 
 main().catch((error: Error) => {

@@ -79,7 +79,7 @@ export function memory(state: State): HTMLElement {
         ctx.stroke(other);
         ctx.setLineDash([]);
       }
-      if (device.memory !== null) level(on, y(full), broken ? [3, 5] : [], broken ? `has ${bytes(device.memory)}` : "", bottom, true);
+      if (device.memory !== null) level(on, y(full), broken ? [3, 5] : [], broken ? `limit ${bytes(device.memory)}` : "", bottom, true);
       if (pipelined()) level(on, y(device.peak), [8, 4], "pipeline full", bottom, false);
       ctx.restore();
       if (state.at !== null) pointed(on, state.at, held[lastBefore(times, state.at)], top, bottom);
@@ -155,10 +155,10 @@ export function memory(state: State): HTMLElement {
   const choose = () => {
     element.hidden = !used().length || !(state.plan.makespan > 0);
     about.textContent =
-      "Bytes that each device holds, over the same time as above; " +
-      (far() ? "all of them on one scale, far below what they have." : "the line at the top is what it has.") +
-      (pipelined() ? " The curve is that of one sample; what counts is what the full pipeline holds." : "") +
-      (state.rival ? ` The dotted line is that of ${state.rival.title}.` : "");
+      "What each device holds, on the time axis of the timeline. " +
+      (far() ? "All devices share one scale, since they stay far below their limits." : "The line at the top is its limit.") +
+      (pipelined() ? " The curve is for one sample; the limit applies to the full pipeline." : "") +
+      (state.rival ? ` The dotted line is ${state.rival.title}.` : "");
   };
   state.on(["plan"], choose);
   choose();

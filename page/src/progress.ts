@@ -64,7 +64,7 @@ export function progress(state: State): HTMLElement {
         svg("path", { class: "best", d: incumbent }),
         ...dots.map(([cx, cy]) => svg("circle", { cx, cy, r: 3 })),
       ),
-      h("p", { class: "legend" }, key("best plan", { class: "best" }), key("bound", { class: "bound" }), key("gap", { class: "between" }), `The axis begins at ${seconds(low)}${powers ? ", by powers" : ""}.`),
+      h("p", { class: "legend" }, key("best plan", { class: "best" }), key("bound", { class: "bound" }), key("gap", { class: "between" }), `The axis starts at ${seconds(low)}${powers ? " and is logarithmic" : ""}.`),
       h("p", { class: "about" }, text),
     );
   }

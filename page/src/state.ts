@@ -20,7 +20,7 @@ export function unlike(a: Plan, b: Plan): string[] {
 
 /** Why two such plans are not compared. */
 export function whyNot(differ: string[]): string {
-  return `another ${differ.join(" and ")}, so its times are not of the same thing`;
+  return `another ${differ.join(" and ")}, so the times cannot be compared`;
 }
 
 export class State {

@@ -32,9 +32,9 @@ export function tables(state: State, jump: (item: number) => void): HTMLElement[
   };
   const whole = () => (state.plan.objective === "throughput" ? "the time per sample, in a full pipeline" : "the run");
   return [
-    redrawn("devices", "Devices", () => (state.plan.whole > 0 ? `Busy shares are of ${whole()}.` : ""), () => [devices(state.plan), channels(state.plan)]),
-    redrawn("modules", "Modules", () => "Each module with all that is inside it.", () => [modules(state)]),
-    redrawn("ops", "Ops", () => "A name leads to the op in the graph.", () => [ops(state, jump)]),
+    redrawn("devices", "Devices", () => (state.plan.whole > 0 ? `Busy shares are relative to ${whole()}.` : ""), () => [devices(state.plan), channels(state.plan)]),
+    redrawn("modules", "Modules", () => "Each module includes everything inside it.", () => [modules(state)]),
+    redrawn("ops", "Ops", () => "Click a name to find the op in the graph.", () => [ops(state, jump)]),
   ];
 }
 

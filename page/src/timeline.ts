@@ -82,7 +82,7 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     for (const plan of [state.plan, state.rival]) {
       if (!plan) continue;
       if (state.rival) {
-        titles.push({ text: `${plan.title} · ${seconds(plan.value)}${plan.objective === "throughput" ? " per sample; below, one sample on its way" : ""}`, y: y + TITLE / 2 });
+        titles.push({ text: `${plan.title} · ${seconds(plan.value)}${plan.objective === "throughput" ? " per sample; one sample's way is shown" : ""}`, y: y + TITLE / 2 });
         y += TITLE;
       }
       const top = y - 4;
@@ -115,10 +115,10 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     moved = state.moved();
     cursor = pointed = null;
     legend.replaceChildren(
-      ...(state.plan.chain.kind.length ? [key("the chain of steps that ends last", { class: "chain" })] : []),
-      ...(state.plan.chain.kind.some((kind) => kind >= WAITS) ? [key("its waits", { class: "chain waits" })] : []),
-      ...(boundInTime(state.plan) === null ? [] : [key("no plan ends before", { class: "bound" })]),
-      ...(moved ? [key("elsewhere in the other plan", { class: "moved" })] : []),
+      ...(state.plan.chain.kind.length ? [key("critical path", { class: "chain" })] : []),
+      ...(state.plan.chain.kind.some((kind) => kind >= WAITS) ? [key("waits on it", { class: "chain waits" })] : []),
+      ...(boundInTime(state.plan) === null ? [] : [key("lower bound", { class: "bound" })]),
+      ...(moved ? [key("on another device in the other plan", { class: "moved" })] : []),
     );
     return height;
   }
@@ -249,7 +249,14 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     if (!names) return;
     ctx.fillStyle = style!.ink;
     ctx.textAlign = "left";
-    names.draw((text, from) => ctx.fillText(text, from, y + tall / 2));
+    // A rim in the colour of the lane: text stays readable across gaps.
+    ctx.strokeStyle = style!.colour;
+    ctx.lineWidth = 4;
+    ctx.lineJoin = "round";
+    names.draw((text, from) => {
+      ctx.strokeText(text, from, y + tall / 2);
+      ctx.fillText(text, from, y + tall / 2);
+    });
   }
 
   function drawChain(on: TimeCanvas): void {
@@ -453,12 +460,12 @@ export function timeline(state: State, jump: (item: number) => void): TimelineVi
     more,
   );
   const touched = matchMedia("(hover: none)").matches;
-  const hands = `Drag to move, ${touched ? "pinch to zoom, tap an op twice" : "pinch or Ctrl and wheel to zoom, click an op"} to find it in the graph.`;
+  const hands = `Drag to pan, ${touched ? "pinch to zoom, tap an op twice" : "pinch or Ctrl-scroll to zoom, click an op"} to find it in the graph.`;
   const about = h("p", { class: "about" });
   const tell = () => {
-    const sample = state.plan.objective === "throughput" ? " It shows one sample on its way through the pipeline." : "";
-    const apart = state.other && !state.rival ? ` ${state.other.title} has no place beside it: ${whyNot(unlike(state.plan, state.other))}.` : "";
-    about.replaceChildren(`What each device and channel does, over time.${sample}`, h("span", { class: "hands" }, ` ${hands}`), apart);
+    const sample = state.plan.objective === "throughput" ? " It follows one sample through the pipeline." : "";
+    const apart = state.other && !state.rival ? ` ${state.other.title} is not shown with it: ${whyNot(unlike(state.plan, state.other))}.` : "";
+    about.replaceChildren(`What each device and channel does over time.${sample}`, h("span", { class: "hands" }, ` ${hands}`), apart);
     element.hidden = !(state.plan.makespan > 0);
   };
   const element = section(

@@ -36,10 +36,10 @@ function cards(state: State): HTMLElement {
   const holds = plan.devices.some((d) => d.peak > 0);
   return h(
     "div", { class: `cards ${holds ? "" : "two"}` },
-    card("Time", seconds(plan.value), per, other ? compared(state) : null, measured(plan)),
+    card("Time", seconds(plan.value), per, path(plan), other ? compared(state) : null, measured(plan)),
     card(
       "Gap", gap(plan.gap),
-      isOptimal(plan.gap) ? `No plan is faster${proved}.` : `at most: no plan is below ${seconds(plan.bound)}${proved}`,
+      isOptimal(plan.gap) ? `No plan can be faster${proved}.` : `at most; no plan can be below ${seconds(plan.bound)}${proved}`,
       h("div", { class: "meter gap", "aria-hidden": "true" }, h("span", { style: `width:${100 * (1 - plan.gap)}%` })),
     ),
     !holds
@@ -49,6 +49,21 @@ function cards(state: State): HTMLElement {
         : card("Memory left", "no limit", "No device of this box has one."),
     words(plan.verdict || (graph.ops ? "Nothing takes time." : "Nothing runs.")),
   );
+}
+
+/** The critical path as one bar: what each device computes of it, in its colour, then transfers and waits. */
+function path({ chain, devices }: Plan): HTMLElement | null {
+  const compute = new Float64Array(devices.length);
+  const [others, names] = [new Float64Array(2), ["transfers", "waits"]];
+  chain.kind.forEach((kind, i) => (kind === 0 ? (compute[chain.lane[i]] += chain.length[i]) : (others[Math.min(kind, 2) - 1] += chain.length[i])));
+  const parts: [string, string, number][] = [
+    ...devices.map(({ name }, d): [string, string, number] => [name, background(name), compute[d]]),
+    ...names.map((name, i): [string, string, number] => [name, SHADES[i + 1], others[i]]),
+  ];
+  const total = parts.reduce((sum, part) => sum + part[2], 0);
+  const shown = parts.filter((part) => part[2] > 0);
+  const told = `Critical path: ${shown.map(([name, , part]) => `${name} ${share(part / total)}`).join(", ")}`;
+  return shown.length ? h("div", { class: "meter path", role: "img", "aria-label": told, title: told }, ...shown.map(([, fill, part]) => h("span", { style: `flex:${part / total};background:${fill}` }))) : null;
 }
 
 /** In the words of `explain`, of which the first sentence says most. */
@@ -87,7 +102,7 @@ function compared(state: State): HTMLElement {
   const ops = moved?.reduce((sum, is, item) => sum + (is ? graph.count[item] : 0), 0);
   const apart = unlike(plan, other!);
   const gained = against(other!.value, plan.value, other!.title);
-  return h("p", { class: "gain" }, apart.length ? `not compared with ${other!.title}: ${whyNot(apart)}` : gained, ops === undefined || !graph.ops ? "" : `; ${count(ops)} of ${count(graph.ops)} ops moved`);
+  return h("p", { class: `gain ${apart.length || other!.value === plan.value ? "" : plan.value < other!.value ? "good" : "bad"}` }, apart.length ? `not compared with ${other!.title}: ${whyNot(apart)}` : gained, ops === undefined || !graph.ops ? "" : `; ${count(ops)} of ${count(graph.ops)} ops moved`);
 }
 
 // ---- where the time goes
@@ -138,7 +153,7 @@ function chain(plan: Plan, unfold: Unfold): HTMLElement | null {
     h("h3", {}, "Where the time goes"),
     h(
       "div", { class: "bar" },
-      h("p", {}, `The chain of steps that ends last, by module${starred ? " (* stands for the number of a layer)" : ""}.`),
+      h("p", {}, `The critical path by module${starred ? " (* stands for a layer number)" : ""}.`),
       h("p", { class: "legend" }, ...kinds.map(([kind, value], i) => value > 0 && key(`${kind} ${share(value / total)}`, { style: `background:${SHADES[i]}` }))),
     ),
     ...shown.map((one) => drawn(one.module, [one], unfold(one.module))),
@@ -156,7 +171,7 @@ function ends(plan: Plan): HTMLElement | null {
   return h(
     "div", { class: "card why" },
     h("h3", {}, "When each model ends"),
-    h("p", {}, `The sum counts. The dashed line is the bound: on average, no plan ends before ${seconds(plan.bound / count)}.`),
+    h("p", {}, `Their sum is what counts. The dashed line is the bound: on average, no plan ends before ${seconds(plan.bound / count)}.`),
     row("mean", [[plan.value / count / most, "var(--ink)"]], seconds(plan.value / count), { pace: true, line: plan.bound / count / most }),
     ...shown.map(([name, end]) => row(name, [[end / most, "var(--channel)"]], seconds(end))),
     rest.length ? h("p", {}, `${counted(rest.length, "other")} before ${seconds(rest[0][1])}`) : null,
@@ -172,7 +187,7 @@ function loads(plan: Plan): HTMLElement {
   return h(
     "div", { class: "card why" },
     h("h3", {}, "Load per sample"),
-    h("p", {}, `The longest bar sets the pace. The dashed line is the bound: no plan is below ${seconds(plan.bound)}.`),
+    h("p", {}, `The longest bar sets the pace. The dashed line is the bound: no plan can be below ${seconds(plan.bound)}.`),
     ...sorted.slice(0, LOADS).map((load) => {
       const name = load.where.replace(/ (for|back)ward$/, ""); // of a phase
       const fill = devices.has(name) ? background(name) : "var(--channel)";
@@ -196,7 +211,7 @@ function pace(plan: Plan, unfold: Unfold): HTMLElement | null {
   return h(
     "div", { class: "card why" },
     h("h3", {}, `What ${where} spends it on`),
-    h("p", {}, `By module${shown.some(([name]) => name.includes("*")) ? " (* stands for the number of a layer)" : ""}.`),
+    h("p", {}, `By module${shown.some(([name]) => name.includes("*")) ? " (* stands for a layer number)" : ""}.`),
     ...shown.map(([name, value]) => drawn(name, value, unfold(name))),
     rest.length ? drawn(counted(rest.length, "other"), sum(rest), null) : null,
   );

@@ -14,7 +14,7 @@ export function withinSpread({ predicted, placed, placed_spread: spread }: Verif
 /** How far what was measured is off. */
 export function offPrediction(seen: Verified): string {
   const { predicted, placed, placed_spread: spread } = seen;
-  return against(predicted, placed, "predicted") + (withinSpread(seen) ? `, which is less than the spread of its runs, ± ${seconds(spread)}` : "");
+  return against(predicted, placed, "predicted") + (withinSpread(seen) ? `, which is within the spread of its runs, ± ${seconds(spread)}` : "");
 }
 
 export function verified(state: State): HTMLElement {
@@ -32,9 +32,9 @@ export function verified(state: State): HTMLElement {
     ];
     const most = Math.max(...bars.map(([, value]) => value)) || 1;
     const off = `The measured time is ${offPrediction(seen)}`;
-    const held = `${seen.holds ? "Everything" : "Not everything"} that the plan claims held${seen.within == null ? "" : `, where the time may be ${Number((100 * seen.within).toPrecision(6))}% off`}`;
+    const held = `${seen.holds ? "Every claim of the plan held" : "Not every claim of the plan held"}${seen.within == null ? "" : ` (the time may be ${Number((100 * seen.within).toPrecision(6))}% off)`}`;
     holder.replaceChildren(
-      h("p", { class: "about" }, `${held}. It was run by ${seen.engine} (${seen.library}). ${off}.`),
+      h("p", { class: "about" }, `${held}. It was run with ${seen.engine} (${seen.library}). ${off}.`),
       h(
         "div", { class: "card why" },
         ...bars.map(([name, value, spread]) =>
@@ -46,7 +46,7 @@ export function verified(state: State): HTMLElement {
           ),
         ),
       ),
-      table("What was tried", [
+      table("Claims", [
         { name: "Claim", text: true, value: (f) => f.claim },
         { name: "Predicted", value: (f) => f.claimed, show: (f) => (f.claim === "outputs" && f.claimed ? `≤ ${f.claimed.toExponential(1).replace(".0e", "e")}` : amount(f.claim, f.claimed)) },
         { name: "Found", value: (f) => f.found, show: (f) => amount(f.claim, f.found) },

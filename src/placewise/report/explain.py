@@ -1,4 +1,4 @@
-"""What limits a plan: the chain of work and waits that ends last, the loads that set the pace, what a move would give;
+"""What limits a plan: its critical path of work and waits, the loads that set the pace, what a move would give;
 and what the plan is: which ops are where, and what moves between them.
 
 Everything here is read off a `Timeline`; nothing is planned.
@@ -176,24 +176,22 @@ def _spent(places: dict[str, dict[str, float]], waited_for: dict[str, float], id
     others = [
         f"{what} {format_share(part / total)}" for what, part in sums.items() if what != most and part >= TOLD * total
     ]
-    besides = f" ({', '.join(others)})" if others else ""
     where = sorted(((name, part) for name, part in places[most].items() if part >= TOLD * total), key=lambda p: -p[1])
-    said = f"{most.capitalize()} {'is' if most == 'compute' else 'are'} {format_share(sums[most] / total)}"
-    said += f" of the chain of steps that ends last{besides}"
-    before = "for " if most == "waits" else "on "
+    said = (
+        f"{most.capitalize()} take{'s' * (most == 'compute')} {format_share(sums[most] / total)} of the critical path"
+    )
     if len(where) == 1:
-        yield f"{said}, all {before}{where[0][0]}."
+        yield f"{said}, all {'for' if most == 'waits' else 'on'} {where[0][0]}."
     else:
-        yield f"{said}: {before}{in_a_row([f'{name} {format_share(seconds / total)}' for name, seconds in where])}."
-    if most != "waits":
-        return
+        yield f"{said}: {in_a_row([f'{name} {format_share(seconds / total)}' for name, seconds in where])}."
     used = sum(waited_for.values())
-    if used > 0:
+    if most == "waits" and used > 0:
         by = [f"{module} {format_share(seconds / used)}" for module, seconds in waited_for.items()]
-        by = by if len(by) > 1 else list(waited_for)
-        yield f"It waits for work of {in_a_row(by)}."
-    if idle >= TOLD * total:
-        yield f"In {format_share(idle / total)} the device has nothing to do, for its next op waits, too."
+        yield f"It is held up by {in_a_row(by if len(by) > 1 else list(waited_for))}."
+    if most == "waits" and idle >= TOLD * total:
+        yield f"For {format_share(idle / total)} the device is idle: its next op in the order waits, too."
+    if others:
+        yield f"The rest: {in_a_row(others)}."
 
 
 def _pace(loads: tuple[Load, ...], modules: dict[str, float]) -> Iterator[str]:
@@ -202,9 +200,8 @@ def _pace(loads: tuple[Load, ...], modules: dict[str, float]) -> Iterator[str]:
     if not pace:
         return
     compute, transfer = (sum(getattr(load, kind) for load in pace) for kind in ("compute", "transfer"))
-    whose = "its" if len(pace) == 1 else "their"
-    said = f"The pace is set by {in_a_row([load.where for load in pace])}, mostly by {whose} "
-    said += "compute" if compute >= transfer else "transfers"
+    said = f"{in_a_row([load.where for load in pace])} set{'s' * (len(pace) == 1)} the pace, mostly by "
+    said += "computing" if compute >= transfer else "moving data"
     most = {_phase(load): load.total for load in pace}
     below = {load: 1 - load.total / most[_phase(load)] for load in loads if not load.sets_pace}
     level = [load for load in below if below[load] <= LEVEL]
@@ -214,7 +211,7 @@ def _pace(loads: tuple[Load, ...], modules: dict[str, float]) -> Iterator[str]:
         within = max(below[load] for load in level)
         said += f"; {in_a_row([load.where for load in level])} {verb} within {format_share(max(within, 1e-3))} of it"
     if level and not any(load.compute for load in lower):
-        said += ": balanced"
+        said += ", so the load is balanced"
     elif lower:
         after = min(lower, key=lambda load: below[load])
         said += f"; next comes {after.where}, with {format_seconds(after.total)}, {format_share(below[after])} less"
@@ -270,7 +267,7 @@ def _full(timeline: Timeline, fullest: Fullest | None) -> Iterator[str]:
         left = format_bytes(problem.capacity[full[0]] - timeline.peak[full[0]])
         yield f"The memory of {names[0]} is full: {left} left of {format_bytes(problem.capacity[full[0]])}."
     elif names:
-        yield f"The memories of {in_a_row(names)} are full."
+        yield f"The memory of {in_a_row(names)} is full."
     if names and fullest:
         yield what_fills(timeline, fullest, named=len(names) > 1)
 
@@ -278,12 +275,11 @@ def _full(timeline: Timeline, fullest: Fullest | None) -> Iterator[str]:
 def what_fills(timeline: Timeline, fullest: Fullest, named: bool = True) -> str:
     """Weights, what comes and goes, and when most of it is there."""
     said = (
-        f"Weights are {format_bytes(fullest.weights)}" + f" of {fullest.device}'s {format_bytes(fullest.peak)}" * named
+        f"Weights take {format_bytes(fullest.weights)}" + f" of {fullest.device}'s {format_bytes(fullest.peak)}" * named
     )
     if fullest.op is not None:
-        when = "for one sample most " if timeline.problem.objective == "throughput" else "most "
-        said += f"; what ops make and receive is {format_bytes(fullest.peak - fullest.weights)}"
-        said += f", {when}during {fullest.op}"
+        when = " of one sample" if timeline.problem.objective == "throughput" else ""
+        said += f" and tensors{when} up to {format_bytes(fullest.peak - fullest.weights)}, during {fullest.op}"
     return said + "."
 
 

@@ -357,11 +357,11 @@ def _bounds(plan: Plan) -> str:
         owed = owed_to[name]
         shares = [format_seconds(owed[what]) if owed.get(what) else "-" for what in INGREDIENTS]
         rows.append([name, format_seconds(seconds), _share(seconds, plan.value), *shares])
-    title = "No plan can beat the largest of these bounds, each with what it is owed to:"
+    title = "No plan can beat the largest of these bounds, broken down by what they count:"
     if plan.proved_by:
         title = f"No plan can beat {format_seconds(plan.lower_bound)}, by search ({_short(plan.proved_by)})"
         title += f": {PROOFS[plan.proved_by]}." if plan.proved_by in PROOFS else "."
-        title += f" Arguments alone prove {rows[0][1]}; each, with what it is owed to:"
+        title += f" Arguments alone prove {rows[0][1]}; broken down by what they count:"
     bounds = _under(title, ["bound", "time", "of value", *INGREDIENTS], "lrrrrr", rows)
     meant = [wrapped(f"{name}: {text}", "  ") for name, text in BOUNDS.items() if name in known]
     return "\n".join([f"{bounds}\n", *meant])
@@ -445,12 +445,12 @@ def _chain(plan: Plan, why: Explanation) -> list[str]:
     ]
     header = ["module", "compute", "transfer", "device", "channel", "share"]
     star = "*: the number of a layer; " if any("*" in name for name in why.by_module) else ""
-    title = f"The chain of steps that ends last decides. By module ({star}device, channel: waiting for it):"
+    title = f"The critical path by module ({star}device, channel: waiting for it):"
     said = [_under(title, header, "lrrrrr", modules)]
     if len(why.stretches) <= SHOWN:
         rows = [[in_words(s.kind, s.where), s.first, s.last, format_seconds(s.seconds)] for s in why.stretches]
         said.append(_under("In order:", ["step", "first op", "last op", "time"], "lllr", rows))
-    longest = _title("Each step", len(steps), len(why.chain), "steps of it")
+    longest = _title("Its steps", len(steps), len(why.chain), "steps")
     return [*said, _under(f"{longest}:", ["op", "step", "time", "share"], "llrr", steps)]
 
 

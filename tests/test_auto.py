@@ -12,7 +12,7 @@ from placewise import apart, driver, planners
 from placewise.driver import Budget, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.planners import planner
-from placewise.planners.auto import MEMBERS, SEARCHES, _lanes, _race
+from placewise.planners.auto import MEMBERS, SEARCHES, _lanes, _race, _Runner
 from placewise.problem import Execution
 from problems import problem_of, random_problem
 
@@ -146,7 +146,9 @@ def test_auto_is_as_good_as_its_members_on_larger_problems():
                 assert best <= alone * (1.01 if name in SEARCHES else 1 + 1e-9), (seed, name)
 
 
-def test_with_many_ops_too_and_multilevel_begins_before_the_race():
+def test_with_many_ops_too_and_multilevel_begins_before_the_race(monkeypatch):
+    raced, run = [], _Runner.run
+    monkeypatch.setattr(_Runner, "run", lambda self, *rest: raced.append(self.name) or run(self, *rest))
     rng = np.random.default_rng(0)
     edges = [(int(rng.integers(max(0, i - 20), i)), i) for i in range(1, 620)]
     problem = problem_of(rng.uniform(0.5, 1.5, (620, 3)), edges, sizes=0.3)
@@ -155,6 +157,9 @@ def test_with_many_ops_too_and_multilevel_begins_before_the_race():
         with suppress(Unsupported):
             assert best.value <= plan(problem, name, budget=Budget(evaluations=8_000)).value, name
     assert best.stopped == "budget"
+    assert raced[0] == "multilevel"
+    assert "local search from multilevel" in raced
+    assert "order-search" not in raced  # 13 evaluations per unit are too few for it
 
 
 @pytest.mark.parametrize("contiguous", [False, True])

@@ -54,11 +54,14 @@ _SHARE: Final = {
 _USUAL_SHARE: Final = 0.1
 _STREAMING: Final = 0.3  # of what is left, for layers that are streamed where memory is short
 _SELDOM: Final = 0.03  # of what is left, for what may take long and seldom helps
+_BESIDE: Final = 0.3  # of what is left, for `milp` where searches are not on other cores meanwhile
 _MANY: Final = 300  # units; beyond, `multilevel` is worth a core of its own
 _DEEP: Final = 600  # units; beyond, the race would give it up on its coarse levels: without that core, it begins
+_STAGES: Final = 300  # the same for throughput, where quick methods are further from the best
 _AHEAD: Final = 0.4  # of what is left, before the race;
 _WHOLE: Final = 0.6  # of all, which it shares out among its levels
 _ANNEALING: Final = 0.25  # of what is left, before heats that would give it up while it is hot; up to _MANY units
+_TRIES: Final = 30  # evaluations per unit; with less, of a large graph, annealing the order gets nowhere
 _LARGE: Final = 20_000  # units; beyond, only moves of many at once get anywhere
 _PROVABLE: Final = 300  # units x devices, for one constraint programme
 _CLIMBS: Final = 3  # plans, the best ones, from which searches begin
@@ -86,7 +89,7 @@ def auto(problem: Problem, ctx: Context) -> None:
     of all sizes start from the best plans of quick methods, as where a search begins decides where it ends. It ends
     when the gap is closed, the time is up or nothing helps any more. With a budget in seconds and cores to spare,
     searches race there from the beginning; above 300 units, `multilevel` has the first of these cores for itself.
-    Without, above 600, it begins before the race.
+    Without, above 600 (300 for throughput), it begins before the race, and a climb from its plan is in the race.
     """
     with ExitStack() as stack:
         others = []
@@ -138,7 +141,8 @@ def _play(problem: Problem, ctx: Context, away: list[str]) -> None:
         for name, start in list(plans.items())[:_CLIMBS]
     ]
     runners += [multilevel] if multilevel else []
-    at_home = [name for name in SEARCHES if name not in away and get(name).why_not(problem) is None]
+    out = [*away, "order-search"] if multilevel and ctx.evaluations_left < _TRIES * problem.num_units else away
+    at_home = [name for name in SEARCHES if name not in out and get(name).why_not(problem) is None]
     runners += [_Runner(ctx, name, SEARCHES[name]) for name in at_home if name != "multilevel" or not multilevel]
     if problem.objective == "completion" and ctx.best and get("order-search").why_not(problem) is None:
         placement, order = ctx.best  # where models share devices, the best start is often one that has an order
@@ -209,7 +213,7 @@ def _starts(problem: Problem, ctx: Context, helped: bool) -> tuple[dict[str, Int
     """(placements by the name of the method, the best first, without those that repeat another or are hopeless;
     `multilevel` on its way, if it has begun).
     """
-    share = dict(_SHARE)
+    share = _SHARE | ({} if helped else {"milp": _BESIDE})
     if problem.objective == "latency":
         share |= {"pipeline-dp": _SELDOM, "offload": _SELDOM if roomy(problem) else _STREAMING}
     placements: dict[str, Ints] = {}
@@ -223,9 +227,12 @@ def _starts(problem: Problem, ctx: Context, helped: bool) -> tuple[dict[str, Int
         if found and ctx.best_value < before:
             placements[name] = found[0]
     multilevel = None
-    if problem.num_units > _DEEP and not helped and not ctx.should_stop():
+    deep = _STAGES if problem.objective == "throughput" else _DEEP
+    if problem.num_units > deep and not helped and not ctx.should_stop():
         multilevel = _Runner(ctx, "multilevel", descend, share=_WHOLE)
         _exhaust(multilevel.run(ctx, ctx.spent + _AHEAD * (1.0 - ctx.spent)))
+        if multilevel.plan is not None:  # a climb from it has moves of single units besides
+            placements["multilevel"] = multilevel.plan
     value = {name: ctx.evaluate(placement) for name, placement in placements.items()}
     best = min(value.values(), default=math.inf)
     ranked = sorted(value, key=lambda name: value[name])
@@ -250,6 +257,11 @@ class _Runner:
 
     def _clock(self) -> float:
         return self._took if math.isnan(self._since) else self._took + self._whole.seconds - self._since
+
+    @property
+    def plan(self) -> Ints | None:
+        """Where the best that it found has the ops."""
+        return self._ctx.best[0] if self._ctx.best else None
 
     def run(self, ctx: Context, until: float) -> Iterator[float]:
         """Go on until so much of the budget is spent; yields the best value of all."""

@@ -372,6 +372,8 @@ def test_waits_name_what_is_waited_for():
     seconds = np.array([5, 3, 1, 1, 1, 1])[:, None] * np.ones((1, 3))
     why = explain(simulate(a_problem(build.graph(), seconds[:4], cluster), [0, 0, 0, 1], range(4)))
     assert why.waited_for == {"net.big": 5.0, "net.small": 3.0}
+    waits = {module: split["waiting for device"] for module, split in why.by_module.items()}
+    assert waits == {"net.big": 5.0, "net.small": 3.0, "net.tiny": 0.0, "net.end": 0.0}  # theirs, not the waiter's
     assert why.verdict.startswith(
         "Waits take 57.1% of the critical path, all for a. It is held up by net.big 62.5% and net.small 37.5%. "
         "The rest: compute 14.3% and transfers 28.6%. "

@@ -1310,7 +1310,7 @@ def test_the_end_of_each_model_is_marked(opened):
     problem = Problem(graph, full_mesh([Device("a")]), Costs.create([[1.0], [2.0]]), objective="completion")
     found = planned(problem, [0, 0])
     assert unpacked(to_page([found]))["plans"][0]["ends"] == [["first", 3.0], ["second", 2.0]]
-    assert list(explain(found.timeline).by_module) == ["first.op"]
+    assert list(explain(found.timeline).by_module) == ["second.op", "first.op"]  # which the first waits for
     view = opened(found)
     shown = view.locator("#verdict").inner_text()
     assert "the sum of completion times" in shown

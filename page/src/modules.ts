@@ -47,21 +47,31 @@ export function around(parent: Int32Array, a: number, b: number): number {
 }
 
 const MOST = 0.8; // of the items
-const known = new WeakMap<Graph, string>();
+const known = new WeakMap<Graph, number>();
 
-/** What nearly all names of modules begin with, which tells nothing: "model." of "model.layers.9.mlp". */
-function preamble(graph: Graph): string {
+/** The innermost node around nearly all items. */
+function whole(graph: Graph): number {
   let found = known.get(graph);
   if (found === undefined) {
-    const { parent, paths, node } = graph;
+    const { parent, node } = graph;
     const items = new Uint32Array(parent.length);
     for (const one of node) items[one]++;
     for (let one = parent.length - 1; one > 0; one--) items[parent[one]] += items[one];
-    let deepest = 0;
-    for (let one = 1; one < parent.length; one++) if (parent[one] === deepest && items[one] > MOST * node.length) deepest = one;
-    const outer = deepest > 0 ? modulePath(paths, parent, parent[deepest]) : "";
-    found = outer && `${outer}.`;
+    found = 0;
+    for (let one = 1; one < parent.length; one++) if (parent[one] === found && items[one] > MOST * node.length) found = one;
     known.set(graph, found);
   }
   return found;
+}
+
+/** Whether a node is around nearly all items, so that its name tells nothing. */
+export function isWhole(graph: Graph, node: number): boolean {
+  return around(graph.parent, node, whole(graph)) === node;
+}
+
+/** What nearly all names of modules begin with, which tells nothing: "model." of "model.layers.9.mlp". */
+function preamble(graph: Graph): string {
+  const deepest = whole(graph);
+  const outer = deepest > 0 ? modulePath(graph.paths, graph.parent, graph.parent[deepest]) : "";
+  return outer && `${outer}.`;
 }

@@ -2,7 +2,7 @@
 // as wide as its name.
 
 import type { Graph } from "./data";
-import { around, ownName, shorter } from "./modules";
+import { around, isWhole, ownName, shorter } from "./modules";
 
 const LETTER = 6.6; // pixels: to measure each name would take longer than to draw it
 const PADDING = 5;
@@ -90,7 +90,7 @@ export class Names {
       const numbers = node > inside ? this.numbers(node, stretches[first].low, stretches[first].high) : "";
       if (numbers) return put(...this.paths(node, `.${numbers}`), `…${numbers}`);
       // Of the modules around it, the innermost that has room.
-      for (let at = node; at > inside; at = parent[at]) if (put(...this.paths(at))) return true;
+      for (let at = node; at > inside && !isWhole(graph, at); at = parent[at]) if (put(...this.paths(at))) return true;
       return item >= 0 && inside === 0 && put(ownName(graph, item));
     }
     let node = stretches[first].node;
@@ -111,7 +111,7 @@ export class Names {
     if (found || node <= inside) return found;
     const within = stretches.slice(first, end);
     const numbers = this.numbers(node, Math.min(...within.map(({ low }) => low)), Math.max(...within.map(({ high }) => high)));
-    return numbers ? put(...this.paths(node, `.${numbers}`), `…${numbers}`) : put(...this.paths(node));
+    return numbers ? put(...this.paths(node, `.${numbers}`), `…${numbers}`) : !isWhole(graph, node) && put(...this.paths(node));
   }
 
   private paths(node: number, more = ""): string[] {

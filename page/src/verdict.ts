@@ -153,7 +153,7 @@ function chain(plan: Plan, unfold: Unfold): HTMLElement | null {
     h("h3", {}, "Where the time goes"),
     h(
       "div", { class: "bar" },
-      h("p", {}, `The critical path by module${starred ? " (* stands for a layer number)" : ""}.`),
+      h("p", {}, `The critical path by module${starred ? " (* stands for a layer number)" : ""}; waits count for the module waited for.`),
       h("p", { class: "legend" }, ...kinds.map(([kind, value], i) => value > 0 && key(`${kind} ${share(value / total)}`, { style: `background:${SHADES[i]}` }))),
     ),
     ...shown.map((one) => drawn(one.module, [one], unfold(one.module))),

@@ -121,7 +121,7 @@ class Explanation:
     transfers: tuple[Moved, ...]  # the largest first, `MAX_TRANSFERS` at most
     chain: tuple[Step, ...]
     by_kind: dict[str, float]
-    by_module: dict[str, dict[str, float]]
+    by_module: dict[str, dict[str, float]]  # waits are charged to what uses the device or channel meanwhile
     waited_for: dict[str, float]  # seconds by module: what uses the devices and channels that the chain waits for
     stretches: tuple[Stretch, ...]
     loads: tuple[Load, ...]
@@ -136,7 +136,9 @@ def explain(timeline: Timeline) -> Explanation:
     loads = tuple(pipeline_loads(timeline)) if pipelined else ()
     pace_modules = _pace_modules(timeline, loads)
     fullest = _fullest(timeline)
-    places, waited_for, idle = _places(timeline, chain)
+    places, charged, idle = _places(timeline, chain)
+    waits = [step for step in charged if _WORDS[step.kind] == "waits" and step.behind is not None]
+    waited_for = {module: sum(split.values()) for module, split in _by_module(timeline, waits).items()}
     by_kind = dict.fromkeys(KINDS, 0.0)
     for step in chain:
         by_kind[step.kind] += step.seconds
@@ -149,7 +151,7 @@ def explain(timeline: Timeline) -> Explanation:
         transfers=tuple(_largest_transfers(timeline)),
         chain=chain,
         by_kind=by_kind,
-        by_module=_by_module(timeline, chain),
+        by_module=_by_module(timeline, charged),
         waited_for=waited_for,
         stretches=tuple(_stretches(timeline, chain)),
         loads=loads,
@@ -477,11 +479,11 @@ def _stretches(timeline: Timeline, chain: tuple[Step, ...]) -> Iterator[Stretch]
         yield Stretch(kind, where, steps[0].start, seconds, len(steps), names[steps[0].op], names[steps[-1].op])
 
 
-def _places(timeline: Timeline, chain: tuple[Step, ...]) -> tuple[dict[str, dict[str, float]], dict[str, float], float]:
-    """Seconds of the chain by what it does and on which device or channel; by module, what uses what it waits for;
-    and how long it waits for a device that has nothing to do, since the order is the plan's.
+def _places(timeline: Timeline, chain: tuple[Step, ...]) -> tuple[dict[str, dict[str, float]], list[Step], float]:
+    """Seconds of the chain by what it does and on which device or channel; its steps, where waits are charged to the
+    ops that use what they wait for; and how long it waits for a device that is idle, since the order is the plan's.
     """
-    cluster, ops = timeline.problem.cluster, timeline.problem.num_ops
+    cluster = timeline.problem.cluster
     names = (*cluster.device_names, *cluster.channels)
     of_device = {name: [d] for d, name in enumerate(cluster.device_names)}
     of_route = {
@@ -491,22 +493,25 @@ def _places(timeline: Timeline, chain: tuple[Step, ...]) -> tuple[dict[str, dict
     busy = [*timeline.busy.tolist(), *timeline.channel_busy.tolist()]
     use = _use(timeline)
     found: dict[str, dict[str, float]] = {what: {} for what in _WORDS.values()}
-    waited, idle = np.zeros(ops), 0.0
+    charged: list[Step] = []
+    idle = 0.0
     for step in chain:
         on_device = step.kind in ("compute", "waiting for device")
         lanes = (of_device if on_device else of_route)[step.where]
         if _WORDS[step.kind] == "waits":
             users = [use(lane, step.start, step.finish) for lane in lanes]
             lane, (by, seconds) = max(zip(lanes, users, strict=True), key=lambda one: one[1][1].sum())
-            np.add.at(waited, by, seconds)
-            idle += max(0.0, step.seconds - seconds.sum()) if on_device else 0.0
+            rest = max(0.0, step.seconds - float(seconds.sum()))
+            parts = [(op, op, part) for op, part in zip(by.tolist(), seconds.tolist(), strict=True)]
+            parts.append((step.op, None, rest))
+            charged += [Step(step.kind, 0.0, part, step.where, op, behind) for op, behind, part in parts if part > 0]
+            idle += rest if on_device else 0.0
         else:
             lane = max(lanes, key=lambda lane: busy[lane])
+            charged.append(step)
         places = found[_WORDS[step.kind]]
         places[names[lane]] = places.get(names[lane], 0.0) + step.seconds
-    waited_for = [Step("compute", 0.0, float(waited[op]), "", op) for op in np.flatnonzero(waited).tolist()]
-    modules = {module: sum(split.values()) for module, split in _by_module(timeline, waited_for).items()}
-    return found, modules, idle
+    return found, charged, idle
 
 
 def _use(timeline: Timeline) -> Callable[[int, float, float], tuple[Ints, Floats]]:

@@ -88,7 +88,7 @@ export class Names {
       const { item, node } = stretches[first];
       if (item >= 0 && put(...shorter(graph, graph.names[item]))) return true;
       const numbers = node > inside ? this.numbers(node, stretches[first].low, stretches[first].high) : "";
-      if (numbers) return put(...this.paths(node, `.${numbers}`), `…${numbers}`);
+      if (numbers) return put(...this.paths(node, `.${numbers}`), `${this.graph.paths[node].split(".").pop()}.${numbers}`, `…${numbers}`);
       // Of the modules around it, the innermost that has room.
       for (let at = node; at > inside && !isWhole(graph, at); at = parent[at]) if (put(...this.paths(at))) return true;
       return item >= 0 && inside === 0 && put(ownName(graph, item));
@@ -111,7 +111,7 @@ export class Names {
     if (found || node <= inside) return found;
     const within = stretches.slice(first, end);
     const numbers = this.numbers(node, Math.min(...within.map(({ low }) => low)), Math.max(...within.map(({ high }) => high)));
-    return numbers ? put(...this.paths(node, `.${numbers}`), `…${numbers}`) : !isWhole(graph, node) && put(...this.paths(node));
+    return numbers ? put(...this.paths(node, `.${numbers}`), `${this.graph.paths[node].split(".").pop()}.${numbers}`, `…${numbers}`) : !isWhole(graph, node) && put(...this.paths(node));
   }
 
   private paths(node: number, more = ""): string[] {

@@ -445,7 +445,7 @@ def _chain(plan: Plan, why: Explanation) -> list[str]:
     ]
     header = ["module", "compute", "transfer", "device", "channel", "share"]
     star = "*: the number of a layer; " if any("*" in name for name in why.by_module) else ""
-    title = f"The critical path by module ({star}device, channel: waiting for it):"
+    title = f"The critical path by module ({star}device, channel: waits behind it):"
     said = [_under(title, header, "lrrrrr", modules)]
     if len(why.stretches) <= SHOWN:
         rows = [[in_words(s.kind, s.where), s.first, s.last, format_seconds(s.seconds)] for s in why.stretches]

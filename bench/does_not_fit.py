@@ -121,8 +121,7 @@ def by_hand(problem: pw.Problem, gpu_layers: int) -> Plan:
 def planned(problem: pw.Problem, seconds: float) -> Plan:
     """The better of two windows of streaming."""
     windows = [replace(problem, execution=replace(problem.execution, prefetch=ahead)) for ahead in (2, 3)]
-    # Buffers have the size of the largest part that comes through them, which is now and then more than the simulation
-    # counts: a little room is left.
+    # cuBLAS takes some memory for itself, which no plan counts: a little room is left.
     snug = [capped(window, 0.97 * window.capacity[_gpu(window)]) for window in windows]
     plans = [replace(best_planned(tight, pw.Budget(seconds=seconds)), problem=window)
              for window, tight in zip(windows, snug, strict=True)]  # fmt: skip

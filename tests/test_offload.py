@@ -242,24 +242,47 @@ def test_only_the_ring_and_the_residents_are_on_the_device():
         assert ring.bytes == len(ring._memory) == pytest.approx(layer, rel=1e-2)
 
 
+@pytest.mark.parametrize("around", [True, False])
 @pytest.mark.parametrize("window", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_that_are_near_lie_side_by_side(seed, window):
+def test_parts_that_are_near_lie_side_by_side(seed, window, around):
     rng = np.random.default_rng(seed)
     sizes = rng.choice([1, 10, 25], rng.integers(1, 12)).tolist()
-    places, count = offloading._side_by_side(sizes, window), len(sizes)
+    places, count = offloading._side_by_side(sizes, window, around), len(sizes)
     for a in range(count):
         for b in range(count):
-            if a != b and min((a - b) % count, (b - a) % count) < window:
+            apart = min((a - b) % count, (b - a) % count) if around else abs(a - b)
+            if a != b and apart < window:
                 assert places[a] + sizes[a] <= places[b] or places[b] + sizes[b] <= places[a]
-    together = max(sum(sizes[(k + i) % count] for i in range(min(window, count))) for k in range(count))
-    total = max(place + size for place, size in zip(places, sizes, strict=True))
+    rows = sizes + sizes if around else sizes
+    together = max(sum(rows[k : k + min(window, count)]) for k in range(count))
+    total = offloading._end(places, sizes)
     assert together <= total <= 2 * together
+    if window == 2 and not around:
+        assert total == together
 
 
 def test_parts_of_two_sizes_in_turn_take_no_more_than_two():
-    assert max(np.add(offloading._side_by_side([3, 10] * 8, 2), [3, 10] * 8)) == 13
-    assert max(np.add(offloading._side_by_side([3, 10, 3, 10, 10, 3, 3, 10], 2), [3, 10, 3, 10, 10, 3, 3, 10])) == 20
+    for sizes in ([3, 10] * 8, [3, 10, 3, 10, 10, 3, 3, 10]):
+        for around in (True, False):
+            both = max(a + b for a, b in zip(sizes, [*sizes[1:], sizes[0] if around else 0], strict=True))
+            assert offloading._end(offloading._side_by_side(sizes, 2, around), sizes) == both
+    assert offloading._end(offloading._side_by_side([10] * 5, 2, True), [10] * 5) == 30  # an odd number, in a circle
+    assert offloading._end(offloading._side_by_side([10] * 5, 2, False), [10] * 5) == 20
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+@pytest.mark.parametrize("share", [0.3, 0.6])
+@pytest.mark.parametrize("link", [1e8, 1e10])
+@pytest.mark.parametrize("prefetch", [2, 3])
+def test_what_is_planned_has_room(kind, share, link, prefetch):
+    """Up to the last byte that the plan may use."""
+    problem = problem_of(kind, share=share, link=link, prefetch=prefetch)
+    found = plan(problem, "offload", budget=Budget(evaluations=300))
+    model = model_of(kind)
+    written = tokens(model)
+    with found.apply(model, devices=BOTH_ON_CPU):
+        assert torch.equal(tokens(model), written)
 
 
 def test_fetches_keep_to_the_window():

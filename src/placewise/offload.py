@@ -79,8 +79,8 @@ class Offload:
         self._with_gradients = [weight for weight in module.parameters() if weight.requires_grad]
         self._clock: list[Took] | None = None
         self._marks: list[Any] = []  # events for the clock, to be used again
+        self._windows = self._with_room()
         self.held = self._held()  # bytes of weights and buffers by device, counted
-        self._check_room()
         try:
             self._place()
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -153,24 +153,40 @@ class Offload:
                 sizes = streamed.setdefault(part.compute, [])
                 part.number = len(sizes)
                 sizes.append(part.bytes)
-        for d, sizes in streamed.items():
-            self._rings[d] = _Ring(self._homes[d], sizes, self.plan.problem.execution.prefetch)
+        for d in streamed:
+            window, around = self._windows[d]
+            self._rings[d] = _Ring(self._homes[d], streamed[d], window, around)
             held[self._names[d]] += self._rings[d].bytes
         return held
 
-    def _check_room(self) -> None:
-        """Weights and buffers, with the caches and the workspace that the plan counts, must fit."""
-        graph, cluster = self.plan.problem.graph, self.plan.problem.cluster
-        weights = np.array([name.endswith(WEIGHTS) for name in graph.op_names])
-        for d, device in enumerate(cluster.devices):
-            here = (self.plan.placement == d) & ~weights
-            beside = float(graph.resident_bytes[here].sum() + graph.scratch[here].max(initial=0.0))
-            need = self.held[device.name] + beside
+    def _with_room(self) -> dict[int, tuple[int, bool]]:
+        """Device to how many streamed parts in a row lie side by side, and whether over the end of a run, too.
+
+        As many as the plan has ahead, if there is room. Where copies wait for the link, the simulation need not have
+        had so many at once, and then so many are not needed. Weights, buffers, caches and the workspace must fit.
+        """
+        graph, execution = self.plan.problem.graph, self.plan.problem.execution
+        within = any(part.inner and not part.early and part.home != part.compute for part in self._parts)
+        found = {}
+        for d, device in enumerate(self.plan.problem.cluster.devices):
+            here = self.plan.placement == d
+            need = float(graph.resident_bytes[here].sum() + graph.scratch[here].max(initial=0.0))
+            streamed = [part for part in self._parts if part.compute == d != part.home]
+            if streamed:
+                sizes = [sum(weight.nbytes for weight in part.weights) for part in streamed]
+                least = min(execution.prefetch, 1 + within)
+                ways = [(window, around) for window in range(execution.prefetch, least - 1, -1)
+                        for around in (True, False)]  # fmt: skip
+                takes = [_end(_side_by_side(sizes, *way), sizes) for way in ways]
+                fits = [way for way, size in zip(ways, takes, strict=True) if need + size <= device.memory]
+                found[d] = fits[0] if fits else ways[-1]
+                need += min(takes)
             if need > device.memory:
                 raise InvalidInput(
                     f"{device.name} would hold {format_bytes(need)}, with buffers for what is streamed, and has "
                     f"{format_bytes(device.memory)}: plan with less memory (--max-memory) or a smaller prefetch"
                 )
+        return found
 
     def _place(self) -> None:
         """Weights to their homes, or into the ring; what no part has goes with the first part."""
@@ -255,14 +271,14 @@ class _Ring:
 
     Each part has its place there, so its weights are views that never change. Any `window` parts in a row lie side by
     side; others share places. A part is fetched again when what it would overwrite has been read; that goes on over the
-    end of a run, as the next run begins with the first part again.
+    end of a run, as the next run begins with the first part again, if they lie side by side `around` it, too.
     """
 
-    def __init__(self, device: torch.device, sizes: Sequence[int], window: int) -> None:
+    def __init__(self, device: torch.device, sizes: Sequence[int], window: int, around: bool) -> None:
         self._device, self._sizes = device, sizes
-        self._places = places = _side_by_side(sizes, window)
+        self._places = places = _side_by_side(sizes, window, around)
         #: Bytes that it takes.
-        self.bytes = max(begin + size for begin, size in zip(places, sizes, strict=True))
+        self.bytes = _end(places, sizes)
         self._over = [[other for other, there in enumerate(places) if other != part
                        and there < begin + sizes[part] and begin < there + sizes[other]]
                       for part, begin in enumerate(places)]  # fmt: skip
@@ -341,20 +357,29 @@ class _Ring:
         return self._memory[self._places[number] :][: self._sizes[number]]
 
 
-def _side_by_side(sizes: Sequence[int], window: int) -> list[int]:
-    """Where each of some parts begins, such that no two that are less than `window` apart in the circle overlap.
+def _side_by_side(sizes: Sequence[int], window: int, around: bool) -> list[int]:
+    """Where each of some parts begins, such that no two that are less than `window` apart overlap.
 
-    Largest first, each as far down as it can be. That is seldom more than the largest `window` in a row.
+    With `around`, the first follows the last. Two at a time begin at either end, in turn, which takes no more than the
+    largest two in a row. Else the largest come first, each as far down as it can be, which is seldom much more.
     """
-    count, places = len(sizes), [-1] * len(sizes)
+    count = len(sizes)
+    if window == 2 and count > 1 and not (around and count % 2):
+        height = max(sizes[part - 1] + sizes[part] for part in range(0 if around else 1, count))
+        return [height - size if part % 2 else 0 for part, size in enumerate(sizes)]
+    places = [-1] * count
     for part in sorted(range(count), key=lambda part: -sizes[part]):
-        near = {(part + step) % count for step in range(1 - window, window)} - {part}
+        near = {other % count for other in range(part + 1 - window, part + window) if around or 0 <= other < count}
         begin = 0
-        for there, size in sorted((places[other], sizes[other]) for other in near if places[other] >= 0):
+        for there, size in sorted((places[other], sizes[other]) for other in near - {part} if places[other] >= 0):
             if there < begin + sizes[part]:
                 begin = max(begin, there + size)
         places[part] = begin
     return places
+
+
+def _end(places: Sequence[int], sizes: Sequence[int]) -> int:
+    return max(begin + size for begin, size in zip(places, sizes, strict=True))
 
 
 class _Copier:

@@ -220,7 +220,10 @@ def _signatures(graph: Graph, label: NDArray[np.int64], count: int) -> tuple[str
 
 
 def _workspace(graph: Graph, label: NDArray[np.int64], small: Graph) -> NDArray[np.float64]:
-    """Bytes that a part holds at most beyond its weights and what it hands on: its own tensors while they are read."""
+    """Bytes that parts hold at most beyond their weights and what they hand on: their own tensors while these are read.
+
+    The memory is kept from part to part, so each counts what the largest needs.
+    """
     turn = np.empty(graph.num_ops, np.int64)
     turn[graph.topological_order] = np.arange(graph.num_ops)
     inside = np.ones(graph.num_tensors, np.bool_)
@@ -238,4 +241,5 @@ def _workspace(graph: Graph, label: NDArray[np.int64], small: Graph) -> NDArray[
     for part, found in enumerate(events):
         held = np.cumsum([size for _, _, size in sorted(found)])
         peak[part] += held.max(initial=0.0)
-    return peak
+    works = np.array([bool(found) for found in events])
+    return np.where(works, peak.max(initial=0.0), peak)

@@ -50,6 +50,7 @@ BOUNDS = {
     "path": "ops that wait for one another, each where it is fastest, and its moves",
     "path under memory": "a path whose ops do not all fit where they are fastest",
     "path in stretches": "a path that must move on, since no device holds all of it",
+    "blocks in stretches": "all between ops that all data passes, in each way that fits",
     "streaming": "weights at home where they are read, copied there, or read elsewhere",
     "turns": "what an op waits for takes turns on the devices that are near enough",
     "area": "all work spread over all devices, as if ops could be cut up",

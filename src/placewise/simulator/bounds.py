@@ -1,10 +1,11 @@
 """How good any plan could be: lower bounds on the objective, so that a plan can say how far from the best it is.
 
-Seven arguments, each valid for every feasible plan:
+Eight arguments, each valid for every feasible plan:
 
 - *path*: along a chain of ops, each on its best device and each change of device paid for, time only adds up;
 - *path under memory*: the same for one heavy path, when not all of its ops fit where they are fastest;
 - *path in stretches*: the same, when not all of them fit on one device, so that the path must move on (`stretches.py`);
+- *blocks in stretches*: the same, of all that lies between ops that everything passes through (`blocks.py`);
 - *streaming*: the same for one path, the devices and the channels together, when weights may be at home elsewhere and
   not all fit where they are read (`streaming.py`);
 - *turns*: what an op waits for, and what is too far away elsewhere, takes turns on the devices near it (`turns.py`);
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from placewise.graph import Floats, Ints
 from placewise.problem import Problem
 from placewise.simulator.alike import kinds, most_replicas
+from placewise.simulator.blocks import in_blocks
 from placewise.simulator.pieces import in_pieces
 from placewise.simulator.streaming import Streaming, streaming
 from placewise.simulator.stretches import stretched
@@ -86,7 +88,7 @@ def made_of(problem: Problem) -> dict[str, dict[str, float]]:
     )
     found = {}
     for name, seconds in parts.items():
-        same = ["path"] if name.startswith("path") else ["path", "area", name] if name in _MIXED else [name]
+        same = ["path"] if name.startswith(("path", "blocks")) else ["path", "area", name] if name in _MIXED else [name]
         steps = [0.0, *(max(parts.get(part, 0.0) for part in same) for parts in (free, paid)), seconds]
         found[name] = {what: max(0.0, b - a) for what, a, b in zip(INGREDIENTS, steps, steps[1:], strict=False)}
     return found
@@ -252,6 +254,8 @@ def _paths_under_memory(problem: Problem, work: _Work) -> tuple[dict[str, float]
         value = stretched(problem, path, seconds, work.slack)
         if value > found["path in stretches"]:
             found["path in stretches"], chosen = value, tuple(path)
+    if chosen:
+        found["blocks in stretches"] = in_blocks(problem, list(chosen), seconds, work.slack)
     return found, chosen
 
 

@@ -7,8 +7,9 @@ gradient is that of parsing and placement. (To keep each edge by chance is no go
 to do so connects everything.)
 
 An episode is one step: the paper adds what it knows of a group to the features of its nodes and parses again, 20 times,
-but all of these steps are trained on the same graph. The epochs are the paper's. The bonus for entropy is that of the
-devices alone: that of parsing would have nodes join however little is gained.
+but all of these steps are trained on the same graph. An update has two epochs instead of four: with four the policy is
+certain too early, and takes twice as long. The bonus for entropy is that of the devices alone: that of parsing would
+have nodes join however little is gained.
 """
 # mypy: disable-error-code="no-untyped-def"
 

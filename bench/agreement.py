@@ -39,7 +39,7 @@ import test_slots
 from oracles import brute_force
 
 Draw = Callable[[int], Problem | None]
-FIRST = 1_000_000  # seed; above all that tests use
+FIRST = 1_000_000  # seed of the first problem; above all that tests use
 
 
 def intervals(seed: int, *, equal: bool) -> Problem:
@@ -112,15 +112,17 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         title = f"{planner} {settings['solver']}" if settings else planner
         if options.only in f"{asked}: {title}":
             shards = 4 if asked.endswith("shards") else 1
-            rows.append({"problem": asked, "planner": title} | tally(draw, planner, settings, options.count, shards))
+            rows.append({"problem": asked, "planner": title} | tally(draw, planner, settings, options, shards))
             progress(" ".join(map(str, rows[-1].values())))
     return rows
 
 
-def tally(draw: Draw, planner: str, settings: dict[str, Any], count: int, shards: int) -> dict[str, int]:
+def tally(
+    draw: Draw, planner: str, settings: dict[str, Any], options: argparse.Namespace, shards: int
+) -> dict[str, int]:
     met = dict.fromkeys(("drawn", "able", "same", "true", "proved", "checked"), 0)
     budget = Budget(evaluations=BUDGETS.get(planner))
-    for problem in problems(draw, count):
+    for problem in problems(draw, options.first, options.count):
         timed = planner in ("cpsat", "series") or (planner == "auto" and problem.objective != "throughput")
         best = test_cpsat.the_best(problem) if timed else brute_force(problem)[0] if problem.num_ops else 0.0
         met["drawn"] += 1
@@ -146,9 +148,8 @@ def tally(draw: Draw, planner: str, settings: dict[str, Any], count: int, shards
     return met
 
 
-def problems(draw: Draw, count: int) -> Iterator[Problem]:
-    """The first so many that are of the kind."""
-    seed = FIRST
+def problems(draw: Draw, seed: int, count: int) -> Iterator[Problem]:
+    """So many that are of the kind, by seeds from one on."""
     while count:
         problem = draw(seed)
         seed += 1
@@ -162,5 +163,6 @@ if __name__ == "__main__":
         "Exact planners beside brute force",
         measure,
         count={"type": int, "default": 1000, "help": "problems of each kind"},
+        first={"type": int, "default": FIRST, "help": "seed of the first problem"},
         only={"default": "", "help": "cases whose text has this in it"},
     )

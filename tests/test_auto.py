@@ -224,6 +224,10 @@ def finds(value_of_two, wait=0.0):
     return search
 
 
+def test_there_is_a_plan_however_soon_the_budget_ends():
+    assert plan(three_ops(), "auto", budget=Budget(seconds=1e-9)).value <= 3.0
+
+
 @pytest.mark.skipif(not apart.POSSIBLE, reason="there is no fork here")
 def test_what_a_search_elsewhere_finds_counts(monkeypatch):
     monkeypatch.setattr(driver, "cores", lambda: 2)

@@ -14,6 +14,7 @@ from typing import Final
 from placewise.driver import Context
 from placewise.graph import Ints
 from placewise.planners import get, planner
+from placewise.planners.blocks import blocks_by_memory
 from placewise.planners.genetic import evolve
 from placewise.planners.list_search import reprioritise
 from placewise.planners.local_search import climb, explore
@@ -102,6 +103,8 @@ def auto(problem: Problem, ctx: Context) -> None:
             _play(problem, ctx, [name for names, _ in others for name in names])
         while any(not other.done for _, other in others if other) and not ctx.should_stop():
             time.sleep(_GLANCE)
+        if ctx.best is None and not ctx.evaluations:  # to begin elsewhere took all the time that there was
+            ctx.evaluate(blocks_by_memory(problem, ctx))
 
 
 def _lanes(problem: Problem, spare: int) -> list[list[str]]:

@@ -166,7 +166,10 @@ class Offload:
         had so many at once, and then so many are not needed. Weights, buffers, caches and the workspace must fit.
         """
         graph, execution = self.plan.problem.graph, self.plan.problem.execution
-        within = any(part.inner and not part.early and part.home != part.compute for part in self._parts)
+        within = any(
+            part.inner and not part.early and part.home != part.compute and part.inner.home != part.inner.compute
+            for part in self._parts
+        )
         found = {}
         for d, device in enumerate(self.plan.problem.cluster.devices):
             here = self.plan.placement == d

@@ -18,6 +18,7 @@ from placewise.planners.gates import without_idle_copies
 from placewise.planners.ideals_bound import Boxes, raise_bound
 from placewise.planners.ideals_kernel import Table, TooManyIdeals
 from placewise.planners.ideals_search import CLOSE, MOST_LOOKS, Search, Stage, digits, lists
+from placewise.planners.ideals_walk import anneal, tables, walk
 from placewise.planners.pipeline import dataflow_order
 from placewise.planners.stages import Stages, Whole, below, free_nodes, stages_of, stages_of_part, without
 from placewise.problem import Problem
@@ -53,6 +54,8 @@ def _compile(problem: Problem) -> None:
     boxes = Boxes(stages_of(problem))
     boxes.reach(1e9)
     boxes.refine()
+    stages = stages_of(problem)
+    anneal(*tables(stages), np.zeros(stages.num_nodes, np.int64), np.zeros(1, np.int64), 1.0, 1.0, 1, 0)
     first = get("pipeline-dp")
     if first.compile:
         first.compile(problem)
@@ -97,6 +100,8 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     every = below(stages_of(problem), ctx.ceiling)
     brief = every.num_nodes > _MOST_NODES  # a first try with more nodes, which gates may leave few ideals of
     if brief:
+        walk(problem, ctx, every)
+        every = below(stages_of(problem), ctx.ceiling)
         raise_bound(every, ctx, problem.max_devices, share=_BY_BOXES)
     first = out = _left_out(every, _MORE_NODES)
     while not ctx.should_stop():

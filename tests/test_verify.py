@@ -249,7 +249,7 @@ def test_the_model_is_checked_before_the_devices():
 
 
 def test_what_is_allowed_is_said_beside_what_holds(run, made):
-    assert "It may be 50% off." in describe_verification(made, run())
+    assert "The time may be 50% off." in describe_verification(made, run())
 
 
 def test_facts_are_json(run):

@@ -196,8 +196,8 @@ def import_model(
 
         return from_transformers(path, **sizes, decode=decode, training=training, name=name)
     if sizes or decode:
-        raise InvalidInput(f"{model}: its sizes are in the file; only a transformers model takes --prompt, --batch, "
-                           "--decode")  # fmt: skip
+        raise InvalidInput(f"{model}: its sizes are in the file; only a transformers model (its config.json, or the "
+                           "folder with it) takes --prompt, --batch, --decode")  # fmt: skip
     found = _load_graph_or_problem(path, **({"dims": dims} if dims else {}))
     if isinstance(found, Problem):
         raise InvalidInput(f"{model}: is a whole problem, a model is expected")

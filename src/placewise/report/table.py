@@ -316,7 +316,7 @@ def describe_verification(plan: Plan, seen: Verification) -> str:
     rows = [[f.claim, shown(f.claim, f.claimed), shown(f.claim, f.found), verdict(f)] for f in seen.findings]
     planned, plain = (f"{format_seconds(t.seconds)} (+- {format_share(t.spread)})" for t in (seen.placed, seen.plain))
     runs = f"With {seen.library}, one run takes {planned} as planned and {plain} without a plan."
-    runs += f" It may be {100 * seen.within:g}% off."
+    runs += f" The time may be {100 * seen.within:g}% off."
     exact = ", ".join(f"{dtype} within {far:.0e}" if far else f"{dtype} equal" for dtype, far in seen.tolerance.items())
     runs += f" Outputs must be alike: {exact}." if exact else ""
     runs += f" It was run with {seen.given}." if seen.given else ""

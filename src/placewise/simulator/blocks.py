@@ -36,9 +36,9 @@ from placewise.simulator.working import takes_time, working_set
 
 _MOST: Final = 20_000  # ops and edges of graphs that are looked at
 _MOVES: Final = 10_000  # from joint to joint, between kinds of devices
-_EFFORT: Final = 400_000  # ops of one block that are put somewhere
-_IN_ALL: Final = 3_000_000  # of all blocks
-_ROWS: Final = 5_000_000  # layouts that are tried behind others
+_EFFORT: Final = 40_000_000  # ops of one block that are put somewhere, and rows that each is compared with
+_IN_ALL: Final = 200_000_000  # of all blocks
+_ROWS: Final = 1_000_000  # layouts that are tried behind others
 _GRAINS: Final = (0.0, 0.1)  # to which times and bytes are rounded down, as shares of the least and of the memory
 
 
@@ -171,11 +171,19 @@ class _Layouts:
 
 def _least(rows: Floats) -> Floats:
     """Those that no other row is below in all columns."""
-    kept = np.empty((0, rows.shape[1]))
-    for row in rows[np.lexsort(rows.T[::-1])]:
-        if not (kept <= row).all(axis=1).any():
-            kept = np.append(kept, row[None], axis=0)
-    return kept
+    ordered = np.ascontiguousarray(rows[np.lexsort(rows.T[::-1])])
+    return ordered[: _keep_least(ordered)]
+
+
+@njit(cache=True, nogil=True)
+def _keep_least(rows):  # type: ignore[no-untyped-def]
+    """How many are kept, at the front, of rows in lexicographic order."""
+    count = 0
+    for i in range(len(rows)):
+        if not _is_known(rows, count, rows[i]):
+            rows[count] = rows[i]
+            count += 1
+    return count
 
 
 @njit(cache=True, nogil=True)
@@ -183,7 +191,7 @@ def _lay_out(  # type: ignore[no-untyped-def]
     unit, seconds, in_ptr, inputs, out_ptr, size, read_ptr, reader, latency, per_byte, resident, held, room, queues,
     grain, effort,
 ):  # fmt: skip
-    """(rows, ops that were put somewhere) of a block: ops are put here, there or elsewhere, in turn, and put back.
+    """(rows, effort) of a block: ops are put here, there or elsewhere, in turn, and put back.
 
     Its first op begins at zero. What is worse than a row that is known, whatever follows, is not followed. Where it
     takes too much effort, the longest path is all that is said.
@@ -224,6 +232,7 @@ def _lay_out(  # type: ignore[no-untyped-def]
     op = spent = 0
     while op >= 0:
         if op == n:
+            spent += work * work
             of[n:] = -1
             tail[:] = 0.0
             for p in range(n - 1, -1, -1):
@@ -274,7 +283,7 @@ def _lay_out(  # type: ignore[no-untyped-def]
             chosen[op] = -1
             op -= 1
             continue
-        spent += 1
+        spent += 1 + count
         if spent > effort:
             rows[0] = 0.0
             rows[0, 0] = rest[0, 0]
@@ -313,10 +322,13 @@ def _round(row, grains):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _is_known(rows, count, row):  # type: ignore[no-untyped-def]
     """Whether a row is nowhere below some other."""
-    known = False
     for i in range(count):
-        known = known or (rows[i] <= row).all()
-    return known
+        k = 0
+        while k < len(row) and rows[i, k] <= row[k]:
+            k += 1
+        if k == len(row):
+            return True
+    return False
 
 
 @njit(cache=True, nogil=True)

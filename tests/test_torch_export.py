@@ -605,6 +605,41 @@ def test_weights_as_pickles_and_sizes_as_code_are_not_run(saved, tmp_path):
     assert not touched.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "arg"),
+    [
+        ("z=1)\rimport os;os.mkdir({!r})\rdef g():\r    return dict(x", {"as_int": 1}),
+        ("input", {"as_int": {"__import__('os').mkdir({!r})": 1}}),
+        ("unheard_of", {"as_int": 1}),
+    ],
+)
+def test_what_torch_writes_into_source_text_is_checked(saved, tmp_path, name, arg):
+    """It executes that text, with the names of arguments in it as they are."""
+    touched = tmp_path / "touched"
+
+    def change(entry: str, raw: bytes) -> bytes:
+        if not entry.endswith("model.json"):
+            return raw
+        data = json.loads(raw)
+        given = data["graph_module"]["graph"]["nodes"][0]["inputs"]
+        added = {"name": name.replace("{!r}", repr(str(touched))), "arg": arg, "kind": 1}
+        data["graph_module"]["graph"]["nodes"][0]["inputs"] = [g for g in given if g["name"] != name] + [added]
+        return json.dumps(data).replace("{!r}", str(touched)).encode()
+
+    with pytest.raises(InvalidInput, match=r"evil\.pt2: .*takes no"):
+        torch_export.load_program(rewritten(saved, tmp_path / "evil.pt2", change))
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize("overload", ["__class__", "overloads", "no_such"])
+def test_only_overloads_of_operators_are_run(saved, tmp_path, overload):
+    def change(entry: str, raw: bytes) -> bytes:
+        return raw.replace(b"linear.default", b"linear." + overload.encode()) if entry.endswith("model.json") else raw
+
+    with pytest.raises(InvalidInput, match=r"evil\.pt2"):
+        torch_export.load_program(rewritten(saved, tmp_path / "evil.pt2", change))
+
+
 @pytest.mark.parametrize("target", ["torch.ops.aten.from_file.default", "torch.hub.load", "os.system"])
 def test_only_what_computes_is_run(saved, tmp_path, target):
     def change(entry: str, raw: bytes) -> bytes:

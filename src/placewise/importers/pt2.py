@@ -409,7 +409,13 @@ class _Rebuilder(_Reader):
         if space != "aten" or not known(operator_name(operator)[0]):
             raise Unsupported(f"{node.target:.60}: only operators of ATen that are known to compute are run")
         function = getattr(getattr(torch.ops.aten, operator), overload)
+        if not isinstance(function, torch._ops.OpOverload):
+            raise InvalidInput(f"{node.target:.60}: there is no such operator")
         given = {argument.name: self._resolved(graph, argument.arg, "") for argument in node.inputs}
+        expected = {argument.name for argument in function._schema.arguments}
+        for key, value in given.items():  # torch writes both into source text, which it executes
+            if key not in expected or not _is_plain(value):
+                raise InvalidInput(f"{node.target:.60}: takes no such argument as {key!r:.60}")
         for argument in node.inputs:
             if "as_scalar_type" in argument.arg:
                 given[argument.name] = getattr(torch, _DTYPES[argument.arg["as_scalar_type"]])
@@ -427,6 +433,16 @@ _PATHS: Final = {
     "parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name",
     "custom_obj": "custom_obj_name",
 }  # fmt: skip
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an argument is what a program can have: a number, text, a tensor's node, or a list of these."""
+    from torch.fx import Node
+
+    return all(
+        isinstance(part, bool | int | float | str | Node | None)
+        for part in (value if isinstance(value, list) else [value])
+    )
 
 
 def _size(argument: _Union) -> int:

@@ -272,7 +272,7 @@ class Row:
         ]
         for block in dict.fromkeys(block for block, _ in pairs):
             block.proved = np.maximum(block.proved, lower_bound(block.problem).value)
-        for (block, pair), share in _dealt(ctx, pairs, _FIRST):
+        for (block, pair), share in _dealt(ctx, pairs, ctx.spent + _FIRST * (1.0 - ctx.spent)):
             self._work_on(ctx, block, pair, share, _SEARCHES[:1])
         self._judge(ctx)
         self.improve(ctx, _SECOND)
@@ -282,7 +282,7 @@ class Row:
         until, before = ctx.spent + share * (1.0 - ctx.spent), math.inf
         while not ctx.should_stop() and ctx.spent < until and ctx.best_value < before:
             before = ctx.best_value
-            for (block, pair), part in _dealt(ctx, self._promising(), (until - ctx.spent) / (1.0 - ctx.spent) / 2):
+            for (block, pair), part in _dealt(ctx, self._promising(), (ctx.spent + until) / 2):
                 self._work_on(ctx, block, pair, part, _SEARCHES)
             self._judge(ctx)
 
@@ -399,13 +399,13 @@ class Row:
         }
 
 
-def _dealt(ctx: Context, items: Sequence[Item], share: float) -> Iterator[tuple[Item, float]]:
-    """The items, each with its share of the budget left, for all of them a share of it now."""
-    until = ctx.spent + share * (1.0 - ctx.spent)
+def _dealt(ctx: Context, items: Sequence[Item], until: float) -> Iterator[tuple[Item, float]]:
+    """The items, each with its share of the budget left, such that all of them end when so much of it is spent."""
     for i, item in enumerate(items):
-        if ctx.should_stop():
+        spent = ctx.spent  # once, as the clock goes on
+        if ctx.should_stop() or spent >= 1.0:
             return
-        yield item, max(0.0, until - ctx.spent) / (1.0 - ctx.spent) / (len(items) - i)
+        yield item, max(0.0, until - spent) / (1.0 - spent) / (len(items) - i)
 
 
 def _is_exact(block: Block) -> bool:

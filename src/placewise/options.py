@@ -63,7 +63,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A problem or graph file, a public benchmark file, or the name of a bundled model.",
+        help="A bundled model, a model file (.pt2, .onnx, OpenVINO's .xml, config.json), or a graph or problem file.",
         autocompletion=complete_model,
     ),
 ]

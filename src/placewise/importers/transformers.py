@@ -129,7 +129,10 @@ def _config(model: str | Path | PretrainedConfig) -> tuple[PretrainedConfig, str
 def _check(config: PretrainedConfig, tokens: int) -> None:
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < tokens:
-        raise InvalidInput(f"the model reads at most {longest} tokens, but is given {tokens}; --prompt says how many")
+        raise InvalidInput(
+            f"the model reads at most {longest} tokens, but is given {tokens}; `placewise import --prompt {longest}` "
+            "makes a graph of fewer"
+        )
 
 
 def _check_counts(data: Any, where: str = "") -> None:

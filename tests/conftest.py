@@ -13,6 +13,12 @@ from placewise import cli
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def no_profiles_of_this_machine(monkeypatch, tmp_path_factory):
+    """What somebody measured here before changes no test, and no test leaves anything behind."""
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path_factory.mktemp("profiles")))
+
+
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
     """Run a command in an empty folder; gives the exit code, stdout and stderr."""

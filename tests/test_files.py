@@ -195,7 +195,7 @@ RATE = st.one_of(st.just(math.inf), st.floats(1 / LARGEST, LARGEST))
 
 @st.composite
 def clusters(draw):
-    names = draw(st.lists(NAME, min_size=1, max_size=3, unique=True))
+    names = draw(st.lists(NAME.filter(str.strip), min_size=1, max_size=3, unique=True))
     devices = tuple(
         Device(
             name,

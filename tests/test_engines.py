@@ -601,6 +601,16 @@ def test_llama_cpp_is_told_the_servers_whose_devices_a_plan_uses():
     )
 
 
+def test_names_of_servers_are_no_commands_of_the_shell():
+    names = ["RPC0[h:1;touch${IFS}x;']", "RPC1[two:50052]"]
+    gpus = [replace(device, name=name) for device, name in zip(box(24, 24).devices, names, strict=False)]
+    cluster = full_mesh([*gpus, box(24, 24).devices[2]], 20e9)
+    found = by_hand("llama.cpp", "llama-3-8b", cluster, lambda piece: layer_split(19)(piece) ^ (piece == "lm_head"))
+    words = shlex.split(engines.get("llama.cpp").export(found))
+    assert words[words.index("--rpc") + 1] == "h:1;touch${IFS}x;',two:50052"
+    assert words[words.index("-ot") + 1] == f"^output={names[0]}"
+
+
 def test_the_context_of_llama_cpp_is_that_of_the_plan(capsys):
     found = by_hand("llama.cpp", "qwen3-30b-a3b-decode", box(80), lambda piece: 0)
     assert engines.get("llama.cpp").export(found) == "-c 513 -ngl 49\n"  # 512 in the cache, and one more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -155,13 +156,13 @@ def llama_cpp(plan: Plan) -> str:
         patterns.append(f"{'^(output|token_embd)' if tied_to_it else '^output'}={buffers[wanted[-1]]}")
     flags = [f"-ngl {len(wanted) - first}"]
     if order and servers:
-        flags.append(f"--rpc {','.join(servers)}")  # before what names their devices
+        flags.append(f"--rpc {shlex.quote(','.join(servers))}")  # before what names their devices
     if order and (order != usual or servers):
         flags.append(f"-dev {','.join(names[d] for d in order)}")
     if len(order) > 1:
         flags.append(f"-ts {','.join(map(str, share))}")
     if patterns:
-        flags.append(f"-ot '{','.join(patterns)}'")
+        flags.append(f"-ot {shlex.quote(','.join(patterns))}")
     if any(moved := [a != b for a, b in zip(rest, base, strict=False)]):
         _say(f"the KV caches of {sum(moved)} layers stay in the slots of these, elsewhere than the plan has them: "
              "memory and time are not the plan's; plan with --engine llama.cpp")  # fmt: skip

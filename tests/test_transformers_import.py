@@ -271,6 +271,33 @@ def test_models_without_end_are_refused_at_once(tmp_path, config, field):
         pw.from_transformers(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "num_hidden_layers": -1},
+        {"model_type": "gpt2", "n_layer": -1},
+        {"model_type": "bart", "encoder_layers": -1},
+        {"model_type": "llava", "text_config": {"num_hidden_layers": -1}},
+    ],
+)
+def test_less_than_no_layers_are_refused(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match=r"layers?: must be zero or more, found -1"):
+        pw.from_transformers(tmp_path)
+
+
+def test_layers_may_be_counted_from_the_end():
+    from placewise.importers import transformers as reader
+
+    reader._check_counts({"vision_feature_layer": -2, "vision_feature_layers": [-2, -5]})
+
+
+def test_the_reason_of_a_wrong_value_is_told(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": "many"}))
+    with pytest.raises(InvalidInput, match=r"field 'hidden_size': \w+.*many"):
+        pw.from_transformers(tmp_path)
+
+
 def test_modules_are_counted(monkeypatch):
     from placewise.importers import transformers as reader
 

@@ -320,4 +320,5 @@ def _plain_attention() -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """What torch says, without its many lines of advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{lines[0] if lines else type(error).__name__:.300}"
+    said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])  # the reason may have its own line
+    return f"{said or type(error).__name__:.300}"

@@ -147,6 +147,8 @@ def _check_counts(data: Any, where: str = "") -> None:
         limit = MAX_LABELS if where.endswith("num_labels") else MAX_LAYERS
         if data > limit:
             raise InvalidInput(f"{where:.100}: must be at most {limit}, found {data}")
+        if data < 0 and re.search(r"(^|\.)(n|num|encoder|decoder)_\w*$|depths$", where):  # others count from the end
+            raise InvalidInput(f"{where:.100}: must be zero or more, found {data}")
 
 
 @contextmanager

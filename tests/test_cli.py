@@ -21,10 +21,11 @@ from placewise import cli, options, planners, terminal, zoo
 from placewise.cluster import Cluster, Device, full_mesh
 from placewise.costs import Costs
 from placewise.driver import DEFAULT_PLANNER, Context, Outcome, Progress
-from placewise.files import bundled_boxes, load_plan, save_problem
+from placewise.files import bundled_boxes, load_plan, save_problem, save_profile
 from placewise.graph import GraphBuilder
 from placewise.plans import Plan
 from placewise.problem import OBJECTIVES, Execution, Problem
+from placewise.profiles import OpTime, Profile
 from placewise.quantities import LARGEST
 from placewise.report.explain import Move
 from placewise.report.table import (
@@ -321,6 +322,29 @@ def test_what_is_read_is_not_overwritten(run, plan, problem):
         assert Path(args[1]).read_bytes() == before
 
 
+def test_what_a_folder_would_get_is_not_read(run, problem, tmp_path):
+    (tmp_path / "best").mkdir()
+    read = problem.rename(tmp_path / "best" / "plan.json")
+    before = read.read_bytes()
+    result = run("compare", read, "--planners", "heft", "--out", "best")
+    assert result.code == 2
+    assert "--out best/plan.json: this is what is read" in result.err
+    assert read.read_bytes() == before
+
+
+def test_a_profile_that_a_cluster_names_is_not_overwritten(run, tmp_path):
+    time = OpTime("op", "float32", 1e9, 1e6, 1e-3, 0.0, 0.0)
+    save_profile(Profile("mine", "cpu", "hardware", "library", "2026-11-18", {"s": time}), tmp_path / "mine.json")
+    (tmp_path / "box.yaml").write_text(
+        "name: box\ndevices: [{name: cpu, kind: cpu, flops: {default: 1TFLOPS}, profile: mine.json}]\n"
+    )
+    before = (tmp_path / "mine.json").read_bytes()
+    result = run("plan", "squeezenet", "--cluster", "box.yaml", "--planner", "single", "--out", "mine.json")
+    assert result.code == 2
+    assert "--out mine.json: this is what is read" in result.err
+    assert (tmp_path / "mine.json").read_bytes() == before
+
+
 def test_compare_makes_no_folder_for_a_wrong_request(run, problem, tmp_path):
     for wrong in (["--planners", "magic"], ["--budget", "soon"], ["--evaluations", "0"]):
         assert run("compare", problem, "--out", "new", *wrong).code == 2
@@ -607,6 +631,8 @@ WRONG = [
     (["plan", "diamond.json", "--out", "no/such/folder/plan.json"], 2, "no folder"),
     (["plan", "diamond.json", "--execution", "concurrency=sequential", "--objective", "throughput"], 2, "sequential"),
     (["compare", "diamond.json", "--planners", "heft,magic"], 2, "magic"),
+    (["compare", "diamond.json", "--planners", ""], 2, "there is no planner ''"),
+    (["plan", "diamond.json", "--planner", ""], 2, "there is no planner ''"),
     (["compare", "diamond.json", "--out", "diamond.json"], 2, "would be overwritten"),
     (["compare", "diamond.json", "--out", "taken"], 2, "plan.json: it is a folder"),
     (["plan", "diamond.json", "--out", "."], 2, "it is a folder"),
@@ -811,6 +837,56 @@ def test_a_reader_that_goes_away_is_no_error(plan):
     process.stdout = None
     _, err = process.communicate(timeout=60)
     assert without_compiling(err.decode()) == ""
+
+
+@pytest.mark.parametrize("args", [["zoo"], ["engines"], ["simulate", "plan.json"], ["--help"], ["--version"]])
+def test_results_that_find_no_room_are_told_in_one_line(plan, args):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "placewise", *args]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
+    assert done.returncode == 1
+    assert without_compiling(done.stderr.decode()) == "error: No space left on device\n"
+
+
+def test_ctrl_c_during_imports_is_told_in_one_line():
+    code = """if True:
+        import runpy, sys
+        class Pressed:
+            def find_spec(self, name, *_):
+                if name == "typer":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Pressed())
+        runpy.run_module("placewise", run_name="__main__")"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"interrupted: there is no result yet\n")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["plan", "squeezenet", "--cluster", "two-gpus-one-host", "--planner", "placeto"],
+        ["train", "placeto", "squeezenet", "--cluster", "two-gpus-one-host", "--evaluations", "10"],
+        ["verify", "plan.json", "squeezenet"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_without_torch_a_command_says_what_to_install(plan, args):
+    code = """if True:
+        import sys
+        class Hidden:
+            def find_spec(self, name, *_):
+                if name == "torch":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        sys.meta_path.insert(0, Hidden())
+        import importlib.util
+        usual = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, package=None: None if name == "torch" else usual(name, package)
+        from placewise.cli import main
+        main()"""
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 4, done.stderr
+    assert re.fullmatch(r"error: .*pip install 'placewise\[(learned|torch)\]'\n", without_compiling(done.stderr))
 
 
 def test_a_terminal_without_unicode_is_no_error(plan):

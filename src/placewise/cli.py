@@ -21,6 +21,7 @@ import typer.core
 from placewise import __version__, terminal
 from placewise.errors import DoesNotHold, InvalidInput, NoFeasiblePlan, PlacewiseError
 from placewise.options import (
+    BEST_FILES,
     AsJson,
     Box,
     BudgetText,
@@ -56,7 +57,9 @@ class _Commands(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command. Ctrl-C ends it with a word and a code, whichever version of Typer there is."""
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # else nobody learns that there is no room for the result
+            return result
         except KeyboardInterrupt:
             terminal.stop("there is no result yet")
 
@@ -91,6 +94,7 @@ def main() -> None:
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"
         terminal.say(terminal.printable(f"error: {what}"))
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it may be what cannot be written, and is flushed at the end
         sys.exit(1)
     except Exception as error:
         frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -113,7 +117,7 @@ def _press_again(lost: Any) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"placewise {__version__}")
+        print(f"placewise {__version__}", flush=True)
         raise typer.Exit
 
 
@@ -160,7 +164,7 @@ def plan(
     check_writable(out)
     if uniform and shards is None:
         raise InvalidInput("--uniform: this is for --shards")
-    name = planner or driver.DEFAULT_PLANNER
+    name = driver.DEFAULT_PLANNER if planner is None else planner
     options, limit = planners.parse_options(name, option or []), budget_of(budget, evaluations)
     driver.compile_for(problem, planners.get(name), terminal.say_once)
     work = driver.plan if shards is None else partial(plan_sharded, most=shards, uniform=uniform)
@@ -202,7 +206,7 @@ def compare(
     from placewise.report.table import describe_comparison, describe_comparisons
     from placewise.report.trace import to_trace
 
-    chosen = [get(name.strip()) for name in (planners.split(",") if planners else available())]
+    chosen = [get(name.strip()) for name in (available() if planners is None else planners.split(","))]
     limit = budget_of(budget, evaluations)
     if plot:
         plots.check_format(plot)
@@ -210,13 +214,12 @@ def compare(
     if out:
         if len(problems) > 1:
             raise InvalidInput(f"--out {out}: name one model, since there is one best plan for each")
-        check_folder(out, ("plan.json", "trace.json"))
+        check_folder(out, BEST_FILES)
     comparisons: list[list[driver.Outcome]] = []
     facts = []
     for problem in problems:
         for info in chosen:
-            if info.why_not(problem) is None:
-                driver.compile_for(problem, info, terminal.say_once)
+            driver.compile_for(problem, info, terminal.say_once)
         one_device = driver.one_device_value(problem)
         names = [info.name for info in chosen]
         with terminal.planning() as show:
@@ -236,9 +239,10 @@ def compare(
             print(describe_comparisons(comparisons), flush=True)
         if best and out:
             out.mkdir(exist_ok=True)
-            best.save(out / "plan.json")
-            write_text(out / "trace.json", to_trace(best))
-            terminal.say(f"wrote {out / 'plan.json'} and {out / 'trace.json'} (open the trace in ui.perfetto.dev)")
+            to_plan, trace = (out / name for name in BEST_FILES)
+            best.save(to_plan)
+            write_text(trace, to_trace(best))
+            terminal.say(f"wrote {to_plan} and {trace} (open the trace in ui.perfetto.dev)")
         if plot:
             plots.plot(comparisons, plot)
             terminal.say(f"wrote {plot}")
@@ -314,7 +318,7 @@ def explain(
         rows, interrupted = [], False
         try:
             with terminal.planning() as show:
-                for row in changes(found, budget=budget_of(budget or "2s", None), on_progress=show):
+                for row in changes(found, budget=budget_of("2s" if budget is None else budget, None), on_progress=show):
                     rows.append(row)  # noqa: PERF402 - what came before Ctrl-C is kept
         except KeyboardInterrupt:
             if len(rows) < 2:  # the first changes nothing
@@ -553,6 +557,10 @@ def train(
     from dataclasses import asdict
 
     from placewise import planners
+    from placewise.importers import require
+
+    for module in ("torch", "safetensors"):
+        require(module, "learned")
     from placewise.learned import training
     from placewise.report.table import describe_training
 
@@ -637,7 +645,7 @@ def profile(
     from placewise import measure
     from placewise.report.table import describe_profile
 
-    limit = quantity(budget, "seconds", "--budget") if budget else math.inf
+    limit = math.inf if budget is None else quantity(budget, "seconds", "--budget")
     try:
         with terminal.heard(), measure.opened(model, device, sizes(dim)) as target:
             with terminal.counting("measuring") as show:

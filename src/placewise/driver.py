@@ -521,9 +521,12 @@ _compiled: set[tuple[str, str, bool, str]] = set()
 
 
 def compile_for(problem: Problem, info: PlannerInfo, announce: Callable[[str], None] | None = None) -> None:
-    """Compile, or load from the disk cache, what planner and problem need, before the planner's clock starts."""
+    """Compile, or load from the disk cache, what planner and problem need, before the planner's clock starts.
+
+    Where the planner does not apply, there is nothing to do: a package that it needs may be missing.
+    """
     kind = (problem.objective, problem.execution.concurrency, problem.contiguous, info.name)
-    if kind in _compiled:
+    if kind in _compiled or info.why_not(problem) is not None:
         return
     build = GraphBuilder("two ops")
     build.op("second", kind="op", inputs=build.op("first", kind="op", outputs=[1.0]))

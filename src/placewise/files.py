@@ -524,6 +524,7 @@ def load_profile(name: str | Path, folder: Path = Path()) -> Profile:
             data.name, data.device, data.hardware, data.library, data.date,
             {signature: OpTime(*time) for signature, *time in zip(*ops, strict=True)},
             {name: ModelTime(*time) for name, *time in zip(*models, strict=True)},
+            file,
         )  # fmt: skip
 
 

@@ -57,6 +57,10 @@ def complete_engine(incomplete: str) -> list[str]:
     return [name for name in (*engines.available(), "trace") if name.startswith(incomplete)]
 
 
+#: Of the best plan of a comparison, in its folder.
+BEST_FILES = ("plan.json", "trace.json")
+
+
 # ---- what to plan ----------------------------------------------------------------------------------------------------
 
 Model = Annotated[
@@ -219,17 +223,24 @@ def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         options = {name: given.pop(name) for name in shared}
         models = options.pop("model")
-        read = [*([models] if isinstance(models, str) else models), options["cluster"]]
-        for name in ("out", "plot"):
-            check_apart(given.get(name), f"--{name}", read)
-        if first.name == "problems":
-            command([problem_of(model, **options) for model in models], **given)
-        else:
-            command(problem_of(models, **options), **given)
+        models = [models] if isinstance(models, str) else models
+        _check_outputs(given, [*models, options["cluster"]])
+        problems = [problem_of(model, **options) for model in models]
+        devices = (device for problem in problems for device in problem.cluster.devices)
+        _check_outputs(given, [device.profile.file for device in devices if device.profile])
+        command(problems if first.name == "problems" else problems[0], **given)
 
     run.__signature__ = Signature([*shared.values(), *own.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in {**shared, **own}.items()}
     return run
+
+
+def _check_outputs(given: dict[str, Any], read: list[str | Path | None]) -> None:
+    """What --out and --plot name is not read, and neither are the files that go into a folder --out."""
+    for name in ("out", "plot"):
+        path = given.get(name)
+        for file in (path, *(path / inside for inside in BEST_FILES)) if path else ():
+            check_apart(file, f"--{name}", read)
 
 
 # ---- how long, and where to ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -62,6 +63,7 @@ class Profile:
     date: str
     ops: Mapping[str, OpTime] = field(default_factory=dict)  # by signature
     models: Mapping[str, ModelTime] = field(default_factory=dict)  # by name
+    file: Path | None = None  # that it was read from
 
     def __repr__(self) -> str:
         return f"<Profile {self.name!r}: {len(self.ops)} ops, {len(self.models)} models>"

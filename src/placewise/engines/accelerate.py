@@ -66,6 +66,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Dispatch
     is found out, but times mean nothing.
     """
     from placewise import zoo
+    from placewise.importers import require
     from placewise.measure import told
 
     if find_spec("accelerate") is None:
@@ -74,8 +75,7 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Dispatch
     if model not in zoo.names():
         raise Unsupported(f"{model}: accelerate dispatches modules: only bundled models can be verified with it")
     plan.check_model(zoo.load(model))
-    import torch
-
+    torch = require("torch", "torch")
     from placewise.measure.pytorch import materialised, runnable
 
     dispatch_model = import_module("accelerate").dispatch_model

@@ -42,15 +42,14 @@ def any_op(problem: Problem) -> Problem:
 @contextmanager
 def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[TorchRun]:
     """A model of the zoo, with small random values, or a `.pt2` file, with its own weights and example inputs."""
-    import torch
+    from placewise.importers import require
 
+    torch = require("torch", "torch")
     from placewise import zoo
-    from placewise.importers import pt2, require
+    from placewise.importers import pt2
     from placewise.machine import check_host_memory
     from placewise.measure import check_readable, told
     from placewise.measure.pytorch import materialised, runnable
-
-    require("torch", "torch")
     from placewise.ports import torch_devices
 
     check_readable(model, "torch")

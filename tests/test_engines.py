@@ -491,9 +491,10 @@ def test_llama_cpp_puts_layers_where_the_plan_does(last_of_first):
 
 
 def test_an_output_that_is_the_embedding_takes_it_along():
-    """It has the embedding's name, so llama.cpp is told of both."""
+    """It has the embedding's name, so llama.cpp is told of both; here it is where the first layer is, not the last."""
     fitted = engines.get("llama.cpp").fit(problem("gpt-2", box(24, 24)))
-    placement = np.where(pieces(fitted.graph).of_op > pieces(fitted.graph).layers[-1], 0, 1).astype(np.int32)
+    found = pieces(fitted.graph)
+    placement = np.isin(found.of_op, found.layers[1:]).astype(np.int32)
     placement = placement[fitted.first_of_unit][fitted.unit]
     placement[fitted.unit == fitted.unit[fitted.graph.op_index("transformer.wte.embedding")]] = 0
     flags = engines.get("llama.cpp").export(Plan(fitted, placement, None, 1.0, 0.0, "hand", "0"))

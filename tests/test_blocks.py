@@ -13,6 +13,7 @@ import pytest
 from oracles import brute_force, brute_force_orders
 from placewise.certificate import TRUST, check
 from placewise.driver import Budget, plan
+from placewise.learned import families
 from placewise.problem import Execution
 from placewise.simulator import blocks
 from placewise.simulator.alike import kinds
@@ -216,3 +217,18 @@ def after(first, second):
     """When both and what follows them have ended, if the first goes first."""
     ended = first[0] + first[1]
     return max(ended + first[2], max(ended, second[0]) + second[1] + second[2])
+
+
+def test_layouts_are_counted_with_the_rows_that_they_are_compared_with(monkeypatch):
+    """Or else a block of 18 of these ops takes minutes; it ends, and its longest path is what counts."""
+    spent, lay_out = [], blocks._lay_out
+
+    def counted(*arrays):
+        rows, effort = lay_out(*arrays)
+        spent.append((effort > arrays[-1], len(rows)))
+        return rows, effort
+
+    monkeypatch.setattr(blocks, "_lay_out", counted)
+    bound = lower_bound(families.draw("recurrent", np.random.default_rng([77, 2, 4]))).value
+    assert (True, 1) in spent
+    assert 0.0 < bound < math.inf

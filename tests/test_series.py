@@ -14,7 +14,7 @@ from placewise.costs import Costs
 from placewise.driver import Budget, Context, plan
 from placewise.errors import NoFeasiblePlan, Unsupported
 from placewise.graph import Graph
-from placewise.planners.series import Row, joints
+from placewise.planners.series import Row, _dealt, joints
 from placewise.problem import Execution, Problem
 from placewise.simulator import evaluate
 from problems import problem_of, random_cluster, random_execution, random_problem, shared_bus
@@ -227,3 +227,12 @@ def test_it_says_where_there_is_nothing_to_cut():
     ]:
         with pytest.raises(Unsupported, match=why):
             plan(problem, "series")
+
+
+def test_nothing_is_dealt_out_when_the_clock_runs_out_after_a_last_look(monkeypatch):
+    ctx = Context(problem_of([[1.0, 1.0]]), Budget(seconds=1.0), 0, 0.0, None)
+    monkeypatch.setattr(Context, "should_stop", lambda _: False)
+    monkeypatch.setattr(Context, "spent", 0.75)
+    assert list(_dealt(ctx, ["a", "b"], 1.0)) == [("a", 0.5), ("b", 1.0)]
+    monkeypatch.setattr(Context, "spent", 1.0)
+    assert list(_dealt(ctx, ["a"], 1.0)) == []

@@ -11,8 +11,10 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,18 @@ def _least(clock: Callable[[], float], work: Callable[[], Any], repeat: int) -> 
         work()
         best = min(best, clock() - began)
     return best
+
+
+#: The argument of benchmarks whose figures no clock is in.
+WORKERS: dict[str, Any] = {"type": int, "default": 1, "help": "processes; the figures do not depend on it"}
+
+
+def each(work: Callable[..., Any], cases: Iterable[tuple[Any, ...]], workers: int) -> list[Any]:
+    """What `work` makes of each case, in their order, in so many processes."""
+    if workers == 1:
+        return [work(*case) for case in cases]
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        return [found.result() for found in [pool.submit(work, *case) for case in cases]]
 
 
 def main(title: str, measure: Callable[[argparse.Namespace], Any], **arguments: Any) -> None:

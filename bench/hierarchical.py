@@ -11,7 +11,9 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import Any
 
-from harness import main, progress
+import numpy as np
+
+from harness import WORKERS, each, main, progress
 from placewise import Budget, NoFeasiblePlan, Problem, Unsupported, load_problem, plan
 from placewise.learned.grouping import at_most, units
 from placewise.learned.hierarchical import GROUPS
@@ -37,7 +39,7 @@ LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
     "HP, no groups": ("hierarchical", {"grouping": "none"}),
 }
 IN_GROUPS = "local search, HP's first groups"
-OTHERS = {"GPU": "gpu-only", "expert": "expert"}
+OTHERS = {"GPU": "gpu-only", "expert": "expert", "auto": "auto"}
 
 
 def in_first_groups(problem: Problem) -> Problem:
@@ -46,42 +48,51 @@ def in_first_groups(problem: Problem) -> Problem:
     return replace(problem, graph=replace(problem.graph, group=groups.label))
 
 
-def values(problem: Problem, planner: str, evaluations: int, seeds: int, options: dict[str, Any]) -> list[float]:
-    """Seconds, one for each seed that has a plan."""
-    found = []
-    for seed in range(seeds):
-        try:
-            budget = Budget(evaluations=evaluations)
-            found.append(plan(problem, planner, budget=budget, seed=seed, options=options).value)
-        except (NoFeasiblePlan, Unsupported):
-            continue
-    return found
+def value(problem: Problem, planner: str, evaluations: int, seed: int, options: dict[str, Any]) -> tuple[float, float]:
+    """Seconds, infinite where there is no plan, and the lower bound."""
+    try:
+        found = plan(problem, planner, budget=Budget(evaluations=evaluations), seed=seed, options=options)
+    except (NoFeasiblePlan, Unsupported):
+        return np.inf, 0.0
+    progress(f"{problem.graph.name}, {planner} {options}, seed {seed}: {found.value:.3g} s")
+    return found.value, found.lower_bound
 
 
 def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
-    chosen = {name: run for name, run in LEARNED.items() if name in options.methods}
-    names = (*OTHERS, "auto", "bound", IN_GROUPS, *chosen)
-    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in names}
-    for model in options.models:
-        problem = load_problem(*MODELS[model])
-        progress(f"{model}: {problem.num_ops} ops")
-        for name, planner in OTHERS.items():
-            rows[name][model] = text(values(problem, planner, options.evaluations, 1, {}), options.json)
-        auto = plan(problem, "auto", budget=Budget(evaluations=options.evaluations))
-        rows["auto"][model], rows["bound"][model] = (text([x], options.json) for x in (auto.value, auto.lower_bound))
-        progress("  " + ", ".join(f"{name} {rows[name][model]}" for name in (*OTHERS, "auto", "bound")))
-        grouped = values(in_first_groups(problem), "local-search", options.evaluations, options.seeds, {})
-        rows[IN_GROUPS][model] = text(grouped, options.json)
-        for name, (planner, changed) in chosen.items():
-            endless = {"patience": options.evaluations, "updates": options.evaluations}
-            found = values(problem, planner, options.evaluations, options.seeds, endless | changed)
-            rows[name][model] = text(found, options.json)
-            progress(f"  {name}: {rows[name][model]}")
-    return {f"Seconds, {options.evaluations:,} placements, {options.seeds} seeds": list(rows.values())}
+    endless = {"patience": options.evaluations, "updates": options.evaluations}
+    alone: dict[str, tuple[str, dict[str, Any]]] = {name: (planner, {}) for name, planner in OTHERS.items()}
+    searches = {IN_GROUPS: ("local-search", {})} | {
+        name: (planner, endless | changed) for name, (planner, changed) in LEARNED.items() if name in options.methods
+    }
+    problems = {model: load_problem(*MODELS[model]) for model in options.models}
+    runs = [
+        (name, model, seed, planner, changed)
+        for model in problems for name, (planner, changed) in (alone | searches).items()
+        for seed in range(1 if name in alone else options.seeds)
+    ]  # fmt: skip
+    cases = [
+        (
+            in_first_groups(problems[model]) if name == IN_GROUPS else problems[model],
+            planner,
+            options.evaluations,
+            seed,
+            changed,
+        )
+        for name, model, seed, planner, changed in runs
+    ]
+    found: dict[tuple[str, str], list[float]] = {}
+    for (name, model, *_), (seconds, bound) in zip(runs, each(value, cases, options.workers), strict=True):
+        found.setdefault((name, model), []).append(seconds)
+        if name == "auto":
+            found["bound", model] = [bound]
+    names = (*alone, "bound", *searches)
+    rows = [{"method": name} | {model: text(found[name, model], options.json) for model in problems} for name in names]
+    return {f"Seconds, {options.evaluations:,} placements, {options.seeds} seeds": rows}
 
 
 def text(found: list[float], plainly: bool) -> Any:
-    """From the least to the most."""
+    """From the least to the most, of those that have a plan."""
+    found = [x for x in found if np.isfinite(x)]
     if plainly:
         return found
     ends = [f"{x:.3g}" for x in (min(found), max(found))] if found else ["none"]
@@ -96,4 +107,5 @@ if __name__ == "__main__":
         methods={"nargs": "+", "choices": list(LEARNED), "default": list(LEARNED), "help": "of those that learn"},
         evaluations={"type": int, "default": 2000, "help": "placements of each run; default: %(default)s"},
         seeds={"type": int, "default": 3, "help": "how many; default: %(default)s"},
+        workers=WORKERS,
     )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import main, progress
+from harness import WORKERS, each, main, progress
 from placewise import Budget, Costs, Execution, Graph, Problem, plan, zoo
 from placewise.files import load_cluster
 from placewise.importers import openvino as ir
@@ -30,8 +30,9 @@ PUBLISHED = {
     "bert-base": {"CPU": 6.38, "GPU": 2.77, "Placeto": 6.51, "HSDAG": 2.67},
 }
 HELD_OUT = {"googlenet": "inception-v3"}  # no model of the paper, and whose totals it gets
+Methods = dict[str, tuple[str, dict[str, Any]]]
 #: Planner and options. Placeto is trained on this very graph, as in the paper.
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+METHODS: Methods = {
     "CPU": ("cpu-only", {}),
     "GPU": ("gpu-only", {}),
     "random": ("random", {}),
@@ -86,15 +87,14 @@ def calibrated(problem: Problem) -> Problem:
     return replace(problem, costs=Costs.create(seconds))
 
 
-def runs(problem: Problem, planner: str, changed: dict[str, Any], evaluations: int, seeds: int) -> Runs:
-    """None gives up before the budget ends."""
+def run(problem: Problem, planner: str, changed: dict[str, Any], evaluations: int, seed: int) -> float:
+    """Milliseconds; none gives up before the budget ends."""
     endless = {"patience": evaluations, "updates": evaluations, "samples": evaluations}
     names = ("samples",) if planner == "random" else ("patience", "updates")
     options = {name: endless[name] for name in names if name in available()[planner].options}
-    budget = Budget(evaluations=evaluations)
-    return [
-        1e3 * plan(problem, planner, budget=budget, seed=seed, options=options | changed).value for seed in range(seeds)
-    ]
+    found = plan(problem, planner, budget=Budget(evaluations=evaluations), seed=seed, options=options | changed)
+    progress(f"{problem.graph.name}, {planner} {changed}, seed {seed}: {1e3 * found.value:.2f} ms")
+    return 1e3 * found.value
 
 
 def exact(problem: Problem) -> Runs:
@@ -103,15 +103,20 @@ def exact(problem: Problem) -> Runs:
     return [1e3 * found.value]
 
 
-def side_by_side(problem: Problem, evaluations: int, seeds: int) -> dict[str, Runs]:
-    """Method to milliseconds."""
-    found = {}
-    for name, (planner, changed) in METHODS.items():
-        if planner in available():
-            found[name] = runs(problem, planner, changed, evaluations, seeds if planner[-4:] != "only" else 1)
-            progress(f"  {name}: {text(found[name])}")
-    chains = replace(problem, graph=replace(problem.graph, group=grouping.chains(problem).label))
-    return found | {"minimum cut of chains": exact(chains), "minimum cut": exact(problem)}
+def table(problems: dict[str, Problem], methods: Methods, options: Namespace) -> dict[str, dict[str, Runs]]:
+    """Method to model to milliseconds."""
+    runs = [
+        (name, model, planner, changed, seed)
+        for name, (planner, changed) in methods.items() for model in problems
+        for seed in range(1 if planner.endswith("-only") else options.seeds)
+    ]  # fmt: skip
+    cases = [
+        (problems[model], planner, changed, options.evaluations, seed) for _, model, planner, changed, seed in runs
+    ]
+    found: dict[str, dict[str, Runs]] = {name: {model: [] for model in problems} for name in methods}
+    for (name, model, *_), value in zip(runs, each(run, cases, options.workers), strict=True):
+        found[name][model].append(value)
+    return found
 
 
 def text(values: Runs, published: float | None = None) -> str:
@@ -121,37 +126,34 @@ def text(values: Runs, published: float | None = None) -> str:
 
 
 def measure(options: Namespace) -> dict[str, list[dict[str, Any]]]:
-    plainly, seeds = options.json, options.seeds
     problems = {model: modelled(model) for model in options.models}
     real = {model: calibrated(problem) for model, problem in problems.items()}
     tables: dict[str, list[dict[str, Any]]] = {}
 
+    def add(title: str, found: dict[str, dict[str, Runs]]) -> None:
+        tables[title] = [
+            {"method": method} | {
+                model: values if options.json else text(values, PUBLISHED.get(model, {}).get(method))
+                for model, values in of_method.items()
+            } for method, of_method in found.items()
+        ]  # fmt: skip
+
     for costs, chosen in (("modelled", problems), ("calibrated", real)):
         if costs not in options.costs:
             continue
-        found = {}
-        for model, problem in chosen.items():
-            progress(f"{model}, {costs} costs")
-            found[model] = side_by_side(problem, options.evaluations, seeds)
-        rows: list[dict[str, Any]] = []
-        for method in found[options.models[0]]:
-            rows.append({"method": method})
-            for model, values in found.items():
-                published = PUBLISHED.get(model, {}).get(method)
-                rows[-1][model] = values[method] if plainly else text(values[method], published)
-        tables[f"Milliseconds, {costs} costs, {options.evaluations:,} placements, {seeds} seeds [published]"] = rows
-    if "calibrated" not in options.costs:
-        return tables
-
-    rows = []
-    for name, changed in ABLATIONS.items():
-        progress(name)
-        row: dict[str, Any] = {"HSDAG from ops": name}
-        for model, problem in real.items():
-            values = runs(problem, "hsdag", {"colocate": False} | changed, options.evaluations, seeds)
-            row[model] = values if plainly else text(values)
-        rows.append(row)
-    tables[f"Ablations from ops, calibrated costs, milliseconds, {options.evaluations:,} placements"] = rows
+        found = table(chosen, METHODS, options)
+        chains = {
+            model: replace(x, graph=replace(x.graph, group=grouping.chains(x).label)) for model, x in chosen.items()
+        }
+        for name, ones in (("minimum cut of chains", chains), ("minimum cut", chosen)):
+            found[name] = {model: exact(problem) for model, problem in ones.items()}
+        add(
+            f"Milliseconds, {costs} costs, {options.evaluations:,} placements, {options.seeds} seeds [published]", found
+        )
+    if "calibrated" in options.costs:
+        methods: Methods = {name: ("hsdag", {"colocate": False} | changed) for name, changed in ABLATIONS.items()}
+        title = f"Ablations from ops, calibrated costs, milliseconds, {options.evaluations:,} placements"
+        add(title, table(real, methods, options))
     return tables
 
 
@@ -162,10 +164,11 @@ if __name__ == "__main__":
         evaluations={"type": int, "default": 2000, "help": "placements per run; default: %(default)s, as in the paper"},
         costs={
             "nargs": "+",
-            "choices": ("modelled", "calibrated"),
-            "default": ["modelled", "calibrated"],
+            "choices": COSTS,
+            "default": list(COSTS),
             "help": "which",
         },
         models={"nargs": "+", "choices": (*PUBLISHED, *HELD_OUT), "default": [*PUBLISHED, *HELD_OUT], "help": "which"},
         seeds={"type": int, "default": 3, "help": "runs per method; default: %(default)s"},
+        workers=WORKERS,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import main, progress
+from harness import WORKERS, each, main, progress
 from placewise import Budget, Costs, Device, Execution, Graph, Problem, full_mesh, plan
 from placewise.planners import available
 from placewise.simulator import evaluate
@@ -71,37 +71,45 @@ def optimum(problem: Problem) -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """A table per kind of graph."""
+    rows: dict[str, tuple[str, dict[str, Any]]] = {}
+    for method in options.methods:
+        known = METHODS[method] | {k: v for k, v in ENDLESS.items() if k in available()[method].options}
+        rows |= {method: (method, known), f"{method}, untrained": (method, known | {"rate": 0.0})}
+    rows["random"] = ("random", {"samples": options.evaluations})
+
+    drawn = problems(options.draw, options.graphs)
+    cases = [(kind, one) for kind, ones in drawn.items() for one in ones]
+    optima = each(optimum, [(one,) for _, one in cases], options.workers)
+    runs = [
+        (f"{kind}: {row}", one, best, method, settings, options.evaluations, seed)
+        for row, (method, settings) in rows.items()
+        for (kind, one), best in zip(cases, optima, strict=True) for seed in range(options.seeds)
+    ]  # fmt: skip
+    found: dict[str, list[tuple[float, int | None]]] = {}
+    for (title, *_), result in zip(runs, each(run, runs, options.workers), strict=True):
+        found.setdefault(title, []).append(result)
     tables = {}
-    for kind, drawn in problems(options.draw, options.graphs).items():
-        cases = [(one, optimum(one)) for one in drawn]
-        rows = []
-        for method in options.methods:
-            progress(f"{kind}: {method}")
-            known = METHODS[method] | {k: v for k, v in ENDLESS.items() if k in available()[method].options}
-            rows.append(row(method, cases, options, known))
-            progress(f"  {rows[-1]['within 2%']}, {rows[-1]['above the optimum']}")
-            rows.append(row(method, cases, options, known | {"rate": 0.0}, ", untrained"))
-        rows.append(row("random", cases, options, {"samples": options.evaluations}))
-        size = f"{drawn[0].num_devices ** drawn[0].num_ops:.2g}"
-        tables[f"{kind}: the optimum is one of {size} placements; {len(drawn)} graphs, {options.seeds} seeds each"] = (
-            rows
-        )
+    for kind, ones in drawn.items():
+        size = f"{ones[0].num_devices ** ones[0].num_ops:.2g}"
+        title = f"{kind}: the optimum is one of {size} placements; {len(ones)} graphs, {options.seeds} seeds each"
+        tables[title] = [summary(row, found[f"{kind}: {row}"]) for row in rows]
     return tables
 
 
-def row(
-    method: str, cases: list[tuple[Problem, float]], options: argparse.Namespace, settings: dict[str, Any],
-    note: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    budget = Budget(evaluations=options.evaluations)
-    excess, reached = [], []
-    for given, best in cases:
-        for seed in range(options.seeds):
-            found = plan(given, method, budget=budget, seed=seed, options=settings)
-            excess.append(100 * (found.value / best - 1))
-            reached += [n for _, n, value in found.history if value <= NEAR * best][:1]
+def run(
+    title: str, given: Problem, best: float, method: str, settings: dict[str, Any], evaluations: int, seed: int
+) -> tuple[float, int | None]:
+    """(percent above the optimum, evaluations until it is near)."""
+    found = plan(given, method, budget=Budget(evaluations=evaluations), seed=seed, options=settings)
+    excess = 100 * (found.value / best - 1)
+    progress(f"{title}, seed {seed}: {excess:.1f}%")
+    return excess, next((n for _, n, value in found.history if value <= NEAR * best), None)
+
+
+def summary(row: str, found: list[tuple[float, int | None]]) -> dict[str, Any]:
+    excess, reached = [one for one, _ in found], [n for _, n in found if n is not None]
     return {
-        "method": method + note,
+        "method": row,
         "within 2%": f"{len(reached)} of {len(excess)}",
         "evaluations": f"{np.median(reached):,.0f} ({min(reached):,} to {max(reached):,})" if reached else "-",
         "above the optimum": f"{np.mean(excess):.1f}% ({min(excess):.1f} to {max(excess):.1f})",
@@ -117,4 +125,5 @@ if __name__ == "__main__":
         seeds={"type": int, "default": 3, "help": "how many; default: %(default)s"},
         graphs={"type": int, "default": 2, "help": "of each kind; default: %(default)s"},
         draw={"type": int, "default": 2026, "help": "the first number that graphs are drawn by; default: %(default)s"},
+        workers=WORKERS,
     )

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import main, progress
+from harness import WORKERS, each, main, progress
 from placewise import Budget, Problem, plan, zoo
 from placewise.errors import NoFeasiblePlan
 from placewise.files import load_cluster
@@ -37,42 +37,49 @@ BOX = "placeto-4"
 FACTORS = (1.0, 1.02, 1.1, 1.3)
 
 
+COUNTED = ("applies", "can", "found", "missed", "by order", "errors", "seconds")
+
+
 def small(options: argparse.Namespace) -> list[dict[str, Any]]:
+    names = options.planners.split(",") if options.planners else list(available())
+    rows = {name: dict.fromkeys(COUNTED, 0) for name in names}
+    cases = [(seed, names, options.evaluations) for seed in range(options.problems)]
+    for counted in each(one_small, cases, options.workers):
+        for name, counts in counted.items():
+            for what, count in counts.items():
+                rows[name][what] += count
+    return [{"planner": name, **row} for name, row in rows.items() if row["applies"]]
+
+
+def one_small(seed: int, names: list[str], evaluations: int) -> dict[str, dict[str, Any]]:
+    """What counts for each planner that takes the problem."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from test_memory import fitting_placements, tight_problem
 
-    names = options.planners.split(",") if options.planners else list(available())
-    rows = {
-        name: dict.fromkeys(("applies", "can", "found", "missed", "by order", "errors", "seconds"), 0) for name in names
-    }
-    for seed in range(options.problems):
-        problem = tight_problem(np.random.default_rng(seed))
-        exists = fitting_placements(problem) > 0
-        for name, row in rows.items():
-            if available()[name].why_not(problem) is not None:
-                continue
-            began = time.perf_counter()
-            try:
-                found = plan(problem, name, budget=Budget(evaluations=options.evaluations))
-                fits = not violations(problem, found.placement, found.order)
-                row["errors"] += not fits
-            except NoFeasiblePlan:
-                fits = False
-            except Exception as error:
-                progress(f"{name}, problem {seed}: {error!r}")
-                row["errors"] += 1
-                fits = False
-            row["seconds"] += time.perf_counter() - began
-            row["applies"] += 1
-            row["can"] += exists
-            row["found"] += fits and exists
-            row["missed"] += exists and not fits
-            row["by order"] += fits and not exists
-            if exists and not fits and name in ("auto", "fit"):
-                progress(f"{name} missed problem {seed}")
-        if seed % 50 == 49:
-            progress(f"{seed + 1} problems")
-    return [{"planner": name, **row} for name, row in rows.items() if row["applies"]]
+    problem = tight_problem(np.random.default_rng(seed))
+    exists = fitting_placements(problem) > 0
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        if available()[name].why_not(problem) is not None:
+            continue
+        began, errors = time.perf_counter(), 0
+        try:
+            found = plan(problem, name, budget=Budget(evaluations=evaluations))
+            fits = not violations(problem, found.placement, found.order)
+            errors += not fits
+        except NoFeasiblePlan:
+            fits = False
+        except Exception as error:
+            progress(f"{name}, problem {seed}: {error!r}")
+            errors, fits = 1, False
+        if exists and not fits and name in ("auto", "fit"):
+            progress(f"{name} missed problem {seed}")
+        seconds = time.perf_counter() - began
+        counts = (1, exists, fits and exists, exists and not fits, fits and not exists, errors, seconds)
+        rows[name] = dict(zip(COUNTED, counts, strict=True))
+    if seed % 50 == 49:
+        progress(f"problem {seed + 1}")
+    return rows
 
 
 def planted(options: argparse.Namespace) -> Iterator[tuple[str, float, Problem]]:
@@ -131,4 +138,5 @@ if __name__ == "__main__":
         models={"help": "names, with commas"},
         planners={"help": "names, with commas"},
         seed={"type": int, "default": 0},
+        workers=WORKERS,
     )

@@ -8,14 +8,13 @@ were chosen on draws 77 and 2026; what is quoted comes from others.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from functools import cache
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import harness
-from placewise import Budget, NoFeasiblePlan, Plan, Problem, Unsupported, load_problem, plan
+from placewise import Budget, NoFeasiblePlan, Problem, Unsupported, load_problem, plan
 from placewise.learned import families
 
 SEEDS = (0, 1, 2)
@@ -26,7 +25,9 @@ MODELS = (
 SECTIONS = ("zero-shot", "models", "trained")
 
 
-def value(problem: Problem, planner: str, evaluations: int, seed: int = 0, **options: Any) -> float:
+def value(
+    problem: Problem, planner: str, evaluations: int, seed: int = 0, options: dict[str, Any] | None = None
+) -> float:
     """Of a plan within so many evaluations; infinite where there is none."""
     try:
         return plan(problem, planner, budget=Budget(evaluations=evaluations), seed=seed, options=options).value
@@ -34,21 +35,27 @@ def value(problem: Problem, planner: str, evaluations: int, seed: int = 0, **opt
         return np.inf
 
 
-@cache
+class Known(NamedTuple):
+    """A problem, and the best that is known of it."""
+
+    problem: Problem
+    best: float
+
+
 def best_known(problem: Problem) -> float:
     """By planners that search."""
     return min(value(problem, "local-search", 6000), value(problem, "heft", 6000), value(problem, "list-search", 2000))
 
 
-def held_out(family: str, count: int, draw: int) -> Iterator[Problem]:
+def held_out(family: str, count: int, draw: int) -> list[Known]:
     """Graphs that have a plan, drawn with seeds that no training uses."""
-    seed = 0
-    while count:
-        problem = families.draw(family, np.random.default_rng([draw, families.NAMES.index(family), seed]))
-        seed += 1
-        if np.isfinite(best_known(problem)):
-            count -= 1
-            yield problem
+    found: list[Known] = []
+    seeds = itertools.count()
+    while len(found) < count:
+        problem = families.draw(family, np.random.default_rng([draw, families.NAMES.index(family), next(seeds)]))
+        if np.isfinite(best := best_known(problem)):
+            found.append(Known(problem, best))
+    return found
 
 
 def spread(found: list[float]) -> str:
@@ -56,26 +63,30 @@ def spread(found: list[float]) -> str:
     return f"{np.mean(found):.3f} ({min(found):.3f}-{max(found):.3f})"
 
 
-def ratios(problems: list[Problem], seeds: tuple[int, ...], *run: Any, **options: Any) -> np.ndarray:
-    """[seeds, problems] values over the best known."""
-    return np.array([[value(p, *run, seed=s, **options) / best_known(p) for p in problems] for s in seeds])
-
-
-def zero_shot(graphs: int, draw: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def zero_shot(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(by family, by what is asked for)."""
-    by_family: dict[str, list[Problem]] = {family: list(held_out(family, graphs, draw)) for family in families.NAMES}
-    every = [problem for problems in by_family.values() for problem in problems]
+    policies = options.policies
+    drawn = harness.each(held_out, [(name, options.graphs, options.draw) for name in families.NAMES], options.workers)
+    by_family: dict[str, list[Known]] = dict(zip(families.NAMES, drawn, strict=True))
+    every = [known for part in drawn for known in part]
     harness.progress(f"{len(every)} graphs")
-    by_kind: dict[str, list[Problem]] = {}
-    for problem in sorted(every, key=_kind):
-        by_kind.setdefault(_kind(problem), []).append(problem)
+    by_kind: dict[str, list[Known]] = {}
+    for known in sorted(every, key=lambda known: _kind(known.problem)):
+        by_kind.setdefault(_kind(known.problem), []).append(known)
+
+    def ratios(planner: str, evaluations: int, seeds: tuple[int, ...], **given: Any) -> np.ndarray:
+        """[seeds, graphs] values over the best known."""
+        cases = [(known.problem, planner, evaluations, seed, given) for seed in seeds for known in every]
+        found = np.array(harness.each(value, cases, options.workers)).reshape(len(seeds), len(every))
+        return found / [known.best for known in every]
+
     tried = {
-        "random": ratios(every, (0,), "random", 1000),
-        "heft": ratios(every, (0,), "heft", 1000),
-        "auto": ratios(every, (0,), "auto", 1000),
-        "shipped": ratios(every, SEEDS, "placeto", 10**6),
+        "random": ratios("random", 1000, (0,)),
+        "heft": ratios("heft", 1000, (0,)),
+        "auto": ratios("auto", 1000, (0,)),
     }
-    return _rows("family", by_family, every, tried), _rows("asked for", by_kind, every, tried)
+    tried |= {policy: ratios("placeto", 10**6, SEEDS, policy=policy) for policy in policies}
+    return _rows("family", by_family, every, tried, policies), _rows("asked for", by_kind, every, tried, policies)
 
 
 def _kind(problem: Problem) -> str:
@@ -86,22 +97,19 @@ def _kind(problem: Problem) -> str:
 
 
 def _rows(
-    title: str, parts: dict[str, list[Problem]], every: list[Problem], tried: dict[str, np.ndarray]
-) -> list[dict[str, Any]]:  # fmt: skip
+    title: str, parts: dict[str, list[Known]], every: list[Known], tried: dict[str, np.ndarray], policies: list[str]
+) -> list[dict[str, Any]]:
     rows = []
-    for name, problems in parts.items():
-        mine = [i for i, problem in enumerate(every) if any(problem is one for one in problems)]
-        ours = tried["shipped"][:, mine]
-        ours = ours[:, np.isfinite(ours).all(axis=0)]
-        low, middle, high = np.quantile(ours, [0.1, 0.5, 0.9])
+    for name, part in {**parts, "all": every}.items():
+        mine = [i for i, known in enumerate(every) if any(known is one for one in part)]
+        ours = {policy: tried[policy][:, mine] for policy in policies}
+        fit = np.all([np.isfinite(found).all(axis=0) for found in ours.values()], axis=0)
+        quantiles = np.quantile(ours[policies[0]][:, fit], [0.1, 0.5, 0.9]) if fit.any() else [np.nan] * 3
         rows.append(
-            {
-                title: name,
-                "fit": f"{ours.shape[1]}/{len(mine)}",
-                **{name: _mean(tried[name][:, mine]) for name in ("random", "heft", "auto")},
-                "shipped": spread([_mean(row) for row in ours]),
-                "10%": low, "50%": middle, "90%": high,
-            }
+            {title: name, "fit": f"{fit.sum()}/{len(mine)}"}
+            | {name: _mean(found[:, mine]) for name, found in tried.items() if name not in policies}
+            | {policy: spread([_mean(row) for row in found[:, fit]]) for policy, found in ours.items()}
+            | dict(zip(("10%", "50%", "90%"), quantiles, strict=True))
         )  # fmt: skip
     return rows
 
@@ -111,35 +119,56 @@ def _mean(found: np.ndarray) -> float:
     return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else np.nan
 
 
-def trained(evaluations: int, draw: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+class Run(NamedTuple):
+    """What a table needs of a plan."""
+
+    value: float
+    history: list[tuple[int, float]]  # (evaluations, value)
+    evaluations: int
+    seconds: float
+
+
+def run(problem: Problem, planner: str, evaluations: int, seed: int, options: dict[str, Any]) -> Run:
+    found = plan(problem, planner, budget=Budget(evaluations=evaluations), seed=seed, options=options)
+    harness.progress(f"{problem.graph.name}, {planner} {options}, seed {seed}: {found.value:.4g}")
+    history = [(count, value) for _, count, value in found.history]
+    return Run(found.value, history, found.evaluations, found.seconds)
+
+
+def trained(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(final values, evaluations until a method has what ColocRL reaches within one percent)."""
-    runs: dict[str, tuple[str, dict[str, Any]]] = {
-        "random": ("random", {"samples": evaluations}),
+    policy = {"policy": options.policies[0]}
+    methods: dict[str, tuple[str, dict[str, Any]]] = {
+        "random": ("random", {"samples": options.evaluations}),
         "untrained": ("placeto", {"policy": "none", "rate": 0.0, "epochs": 1}),
         "colocrl": ("colocrl", {"groups": 100}),
         "placeto": ("placeto", {"policy": "none"}),
-        "shipped": ("placeto", {}),
-        "shipped+": ("placeto", {"train": True, "rate": 1e-3}),
+        "shipped": ("placeto", policy),
+        "shipped+": ("placeto", policy | {"train": True, "rate": 1e-3}),
     }
-    graphs = {family: next(held_out(family, 1, draw)) for family in families.NAMES}
-    graphs["inception-v3"] = load_problem("inception-v3", "placeto-2")
+    drawn = harness.each(held_out, [(name, 1, options.draw) for name in families.NAMES], options.workers)
+    graphs = {name: one for name, (one,) in zip(families.NAMES, drawn, strict=True)}
+    inception = load_problem("inception-v3", "placeto-2")
+    graphs["inception-v3"] = Known(inception, best_known(inception))
+    runs = [(graph, name, seed) for graph in graphs for name in methods for seed in SEEDS]
+    cases = [
+        (graphs[graph].problem, methods[name][0], options.evaluations, seed, methods[name][1])
+        for graph, name, seed in runs
+    ]
+    found: dict[str, dict[str, list[Run]]] = {graph: {name: [] for name in methods} for graph in graphs}
+    for (graph, name, _), result in zip(runs, harness.each(run, cases, options.workers), strict=True):
+        found[graph][name].append(result)
     ends, counts = [], []
-    for graph, problem in graphs.items():
-        harness.progress(graph)
-        found: dict[str, list[Plan]] = {
-            name: [
-                plan(problem, planner, budget=Budget(evaluations=evaluations), seed=seed, options=options)
-                for seed in SEEDS
-            ]
-            for name, (planner, options) in runs.items()
-        }
-        best = min(best_known(problem), *(one.value for each in found.values() for one in each))
-        ends.append({"graph": graph} | {name: _brief([x.value / best for x in each]) for name, each in found.items()})
-        targets = [1.01 * one.value for one in found["colocrl"]]
+    for graph, of_graph in found.items():
+        best = min(graphs[graph].best, *(one.value for each in of_graph.values() for one in each))
+        ends.append(
+            {"graph": graph} | {name: _brief([x.value / best for x in each]) for name, each in of_graph.items()}
+        )
+        targets = [1.01 * one.value for one in of_graph["colocrl"]]
         counts.append(
             {"graph": graph}
             | {
-                name: _counts([_first(one, target) for one, target in zip(found[name], targets, strict=True)])
+                name: _counts([_first(one, target) for one, target in zip(of_graph[name], targets, strict=True)])
                 for name in ("random", "colocrl", "placeto", "shipped", "shipped+")
             }
         )
@@ -151,26 +180,32 @@ def _brief(found: list[float]) -> str:
     return f"{np.mean(found):.2f} {min(found):.2f}-{max(found):.2f}"
 
 
-def _first(found: Plan, target: float) -> float:
+def _first(found: Run, target: float) -> float:
     """Evaluations until the target."""
-    return next((count for _, count, x in found.history if x <= target), np.inf)
+    return next((count for count, x in found.history if x <= target), np.inf)
 
 
-def models() -> list[dict[str, Any]]:
+def models(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
+    problems = [load_problem(model, box) for model, box in MODELS]
+    cases = [
+        (problem, "placeto", 10**6, seed, {"policy": options.policies[0]}) for problem in problems for seed in SEEDS
+    ]
+    found = iter(harness.each(run, cases, options.workers))
+    others = [("single", 1000), ("random", 1000), ("heft", 1000), ("local-search", 4000)]
+    values = iter(harness.each(value, [(problem, *one) for problem in problems for one in others], options.workers))
     for model, box in MODELS:
-        problem = load_problem(model, box)
-        harness.progress(model)
-        ours = [plan(problem, "placeto", budget=Budget(evaluations=10**6), seed=seed) for seed in SEEDS]
-        others = {name: value(problem, name, 1000) for name in ("single", "random", "heft")}
-        best = min(value(problem, "local-search", 4000), *others.values(), *(found.value for found in ours))
+        ours = [next(found) for _ in SEEDS]
+        theirs = {name: next(values) for name, _ in others}
+        best = min(*theirs.values(), *(one.value for one in ours))
+        del theirs["local-search"]
         rows.append(
             {
                 "model": model, "box": box,
-                **{name: x / best if np.isfinite(x) else "none" for name, x in others.items()},
-                "shipped": spread([found.value / best for found in ours]),
-                "evals": int(np.mean([found.evaluations for found in ours])),
-                "seconds": float(np.mean([found.seconds for found in ours])),
+                **{name: x / best if np.isfinite(x) else "none" for name, x in theirs.items()},
+                "shipped": spread([one.value / best for one in ours]),
+                "evals": int(np.mean([one.evaluations for one in ours])),
+                "seconds": float(np.mean([one.seconds for one in ours])),
             }
         )  # fmt: skip
     return rows
@@ -187,11 +222,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     tables = {}
     if "zero-shot" in options.sections:
         title = "Held-out graphs: mean ratio to the best known; three seeds; quantiles over graphs and seeds"
-        tables[title], tables["The same graphs by what is asked for"] = zero_shot(options.graphs, options.draw)
+        tables[title], tables["The same graphs by what is asked for"] = zero_shot(options)
     if "models" in options.sections:
-        tables["Held-out models or boxes: ratio to the best known"] = models()
+        tables["Held-out models or boxes: ratio to the best known"] = models(options)
     if "trained" in options.sections:
-        ends, counts = trained(options.evaluations, options.draw)
+        ends, counts = trained(options)
         title = f"One held-out graph of each family, {options.evaluations} evaluations: ratio to the best known"
         tables[f"{title}, mean and range of three seeds"] = ends
         title = "Evaluations until a method has what ColocRL reaches with all of them, within 1%"
@@ -207,4 +242,6 @@ if __name__ == "__main__":
         graphs={"type": int, "default": 8, "help": "of each family"},
         evaluations={"type": int, "default": 2000, "help": "of a training"},
         draw={"type": int, "default": 2027, "help": "the number that graphs are drawn by; default: %(default)s"},
+        policies={"nargs": "+", "default": ["shipped"], "help": "files; quantiles are of the first; default: shipped"},
+        workers=harness.WORKERS,
     )

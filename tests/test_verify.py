@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from placewise import Problem, engines, plan
-from placewise.engines import Counted, Engine
+from placewise.engines import Counted, Engine, Run
 from placewise.errors import InvalidInput, Unsupported
 from placewise.files import load_problem, load_profile
 from placewise.measure import Timing
@@ -20,7 +20,7 @@ from problems import problem_of
 OP = 0.01  # seconds
 
 
-class Scripted:
+class Scripted(Run):
     """An engine that does what the plan says, but for what a test makes it do."""
 
     library = "script 1.0"

@@ -111,15 +111,15 @@ def verify(
         if keep:
             on_progress("measuring its ops")
             keep(with_profiles(plan, run))
-        given = getattr(run, "given", "")
-    return Verification(plan.digest, name, run.library, plain, placed, predicted, tolerance, within, findings, given)
+    return Verification(
+        plan.digest, name, run.library, plain, placed, predicted, tolerance, within, findings, run.given
+    )
 
 
 def _in_turn(run: Run, seconds: float, on_progress: Callable[[str], None]) -> tuple[Timing, Timing]:
     """Medians of both, interleaved, also with runs that clock ops: what disturbs the machine disturbs all alike."""
     plain: list[float] = []
     placed: list[float] = []
-    clocked = getattr(run, "clocked", None)
     for _ in range(_WARM_UP - 1):  # once they have run already
         run.plain(), run.placed()
     stop = time.perf_counter() + seconds
@@ -128,8 +128,7 @@ def _in_turn(run: Run, seconds: float, on_progress: Callable[[str], None]) -> tu
             began = time.perf_counter()
             call()
             samples.append(time.perf_counter() - began)
-        if clocked is not None:
-            clocked()
+        run.clocked()
         on_progress(f"run {len(placed)}")
     return timing_of(plain), timing_of(placed)
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -34,41 +35,55 @@ class Counted(float):
     """Bytes that were added up, where nobody tells what is held: of weights, and of tensors that are yet to be read."""
 
 
-class Run(Protocol):
+class Run(ABC):
     """A model in an engine, with inputs: as the plan places it, and as it runs without a plan.
 
-    It may have `given`, which says with what weights and inputs it is run; and `clocked`, which runs it as the plan
-    says, with a clock at each op, for what `busy` and `times` tell.
+    What an engine does not tell stays as it is here.
     """
 
     library: str  # with its version
 
+    @property
+    def given(self) -> str:
+        """The weights and inputs that it is run with."""
+        return ""
+
+    @abstractmethod
     def plain(self) -> Sequence[ArrayLike]:
         """Run the model once as if there were no plan; its outputs, which NumPy can read.
 
         They may still be on a device: how long they take from there is no part of what is measured.
         """
 
+    @abstractmethod
     def placed(self) -> Sequence[ArrayLike]:
         """Run it once as the plan says; its outputs, in the same order."""
 
+    def clocked(self) -> None:  # noqa: B027 - most have no such clock
+        """Run it as the plan says, with a clock at each op, for what `busy` and `times` tell."""
+
+    @abstractmethod
     def ran_on(self) -> Mapping[str, str]:
         """Op to device of the cluster, as the engine itself tells it; ops that it does not tell of are left out."""
 
     def busy(self) -> Mapping[str, float]:
         """Seconds that each device of the cluster computed for in one placed run, as far as the engine can tell."""
+        return {}
 
     def peak(self) -> Mapping[str, float]:
         """Bytes that each device of the cluster held at most, as far as the engine can tell, or `Counted`."""
+        return {}
 
     def links(self) -> Mapping[tuple[str, str], bool]:
         """Whether bytes arrive unchanged, for each (from, to) that the plan sends over and the engine can test."""
+        return {}
 
     def times(self) -> Iterable[tuple[str, str, Timing]]:
         """(device of the cluster, signature, time) of ops as they ran, placed: for profiles of those devices.
 
         A device of the same hardware as the one that ran an op may have its time, too.
         """
+        return ()
 
 
 #: Writes a model (of the zoo, or a file that the engine reads), cut up as a plan says, to a folder.

@@ -11,12 +11,12 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from placewise.costs import Costs
-from placewise.engines import check_devices, engine
+from placewise.engines import Run, check_devices, engine
 from placewise.engines.pieces import Pieces, device_of_pieces, pieces, tied, together
 from placewise.engines.ranks import accelerator_number
 from placewise.engines.torch import Output
@@ -24,9 +24,6 @@ from placewise.engines.torch_offload import at_homes
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
-
-if TYPE_CHECKING:
-    from placewise.measure import Timing
 
 #: What the weights of a model may take of all accelerators before some are left in host memory.
 _FULL = 0.95
@@ -150,8 +147,8 @@ def _home(plan: Plan, device: int, given: Mapping[str, str]) -> str:
     return home
 
 
-class Dispatched:
-    """A module with accelerate's hooks, and one without."""
+class Dispatched(Run):
+    """A module with accelerate's hooks, and one without. Links, and times of ops, are torch's: verify with that."""
 
     given = "random weights and inputs"
 
@@ -182,22 +179,6 @@ class Dispatched:
             for op, piece in enumerate(found.of_op.tolist())
             if piece >= 0 and len(devices[noted[found.names[piece]]]) == 1
         }
-
-    def busy(self) -> dict[str, float]:
-        """It does not tell."""
-        return {}
-
-    def peak(self) -> dict[str, float]:
-        """It does not tell."""
-        return {}
-
-    def links(self) -> dict[tuple[str, str], bool]:
-        """They are torch's: verify with that."""
-        return {}
-
-    def times(self) -> Iterator[tuple[str, str, Timing]]:
-        """It does not clock ops: profiles are measured with torch."""
-        return iter(())
 
     def _outputs(self, module: Any) -> list[Output]:
         from torch import Tensor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.engines import check_devices, engine
+from placewise.engines import Run, check_devices, engine
 from placewise.engines.names import check_ops
 from placewise.engines.ranks import accelerator_number
 from placewise.errors import InvalidInput, Unsupported
@@ -184,8 +184,11 @@ def assigned(session: Any) -> dict[str, str]:
     }
 
 
-class Session:
-    """A model in one session that is told the plan, and in one that is told nothing."""
+class Session(Run):
+    """A model in one session that is told the plan, and in one that is told nothing.
+
+    It has one clock, which does not tell devices apart, and links are within it.
+    """
 
     def __init__(self, plan: Plan, path: Path, devices: Mapping[str, str]) -> None:
         from placewise.importers import require
@@ -213,18 +216,6 @@ class Session:
         known = set(self._plan.problem.graph.op_names)
         device = {where.name: name for name, where in self._where.items()}
         return {node: device.get(ep, ep) for node, ep in assigned(self._placed).items() if node in known}
-
-    def busy(self) -> dict[str, float]:
-        """One session, one clock: it does not tell devices apart."""
-        return {}
-
-    def peak(self) -> dict[str, float]:
-        """It does not tell."""
-        return {}
-
-    def links(self) -> dict[tuple[str, str], bool]:
-        """They are within the session."""
-        return {}
 
     def times(self) -> Iterator[tuple[str, str, Timing]]:
         """By the profiler, of a plan with one device: it does not tell devices apart."""

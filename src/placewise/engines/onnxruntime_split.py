@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.engines import along, check_devices, engine
+from placewise.engines import Run, along, check_devices, engine
 from placewise.engines.names import check_ops
 from placewise.engines.onnxruntime import ADVICE, Provider, assigned, open_session, provider, readable
 from placewise.errors import InvalidInput, Unsupported
@@ -257,8 +257,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
-class Pipeline:
-    """A model as segments, and in one session on the plan's best device."""
+class Pipeline(Run):
+    """A model as segments, and in one session on the plan's best device. What crosses goes through host memory."""
 
     def __init__(self, plan: Plan, path: Path, folder: Path, devices: Mapping[str, str]) -> None:
         from placewise.importers import require
@@ -293,14 +293,6 @@ class Pipeline:
         for spent in runs:
             self._sessions_run(spent)
         return {device: float(np.median([spent[device] for spent in runs])) for device in runs[0]}
-
-    def peak(self) -> dict[str, float]:
-        """It does not tell."""
-        return {}
-
-    def links(self) -> dict[tuple[str, str], bool]:
-        """What crosses goes through host memory, as arrays."""
-        return {}
 
     def times(self) -> Iterator[tuple[str, str, Timing]]:
         """By the profiler of each session."""

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.engines import along, check_devices, engine
+from placewise.engines import Run, along, check_devices, engine
 from placewise.engines.names import check_ops
 from placewise.errors import InvalidInput
 from placewise.plans import Plan
@@ -142,7 +142,7 @@ class Ready(NamedTuple):
     inputs: list[Any]
 
 
-class Hetero:
+class Hetero(Run):
     """A model compiled for HETERO as a plan says, and for the plan's best device alone."""
 
     def __init__(self, plan: Plan, model: Any, devices: Mapping[str, str]) -> None:
@@ -187,10 +187,6 @@ class Hetero:
         return {
             device: float(sum(np.median(times) for _, times in kernels)) for device, kernels in self._kernels.items()
         }
-
-    def peak(self) -> dict[str, float]:
-        """OpenVINO does not tell."""
-        return {}
 
     def links(self) -> dict[tuple[str, str], bool]:
         """Numbers that go from one device to the other, negated on both."""

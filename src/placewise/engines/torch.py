@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from placewise.engines import Counted, engine
+from placewise.engines import Counted, Run, engine
 from placewise.engines.names import check_ops
 from placewise.engines.ranks import accelerator_number
 from placewise.engines.torch_offload import WEIGHTS
@@ -125,8 +125,10 @@ def torch_(plan: Plan) -> str:
                       indent=1) + "\n"  # fmt: skip
 
 
-class TorchRun:
+class TorchRun(Run):
     """A module with its inputs, plain on one device and as a plan places it."""
+
+    given: str = ""
 
     def __init__(
         self,

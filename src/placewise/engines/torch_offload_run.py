@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from placewise.engines import Counted
+from placewise.engines import Counted, Run
 from placewise.engines.phase import Phase, phase
 from placewise.engines.torch import Output, tested_links
 from placewise.engines.torch_offload import modes, parts_and_weights
@@ -19,7 +19,6 @@ from placewise.plans import Plan
 from placewise.problem import Problem
 
 if TYPE_CHECKING:
-    from placewise.measure import Timing
     from placewise.offload import Took
 
 #: Runs with a clock at each part, of which the median counts.
@@ -61,8 +60,11 @@ def _check_model(plan: Plan, model: str, found: Phase) -> None:
     plan.check_model(parts_and_weights(Problem(theirs, plan.problem.cluster)).graph)
 
 
-class OffloadRun:
-    """A model of transformers, plain on the CPU and as a plan places its parts."""
+class OffloadRun(Run):
+    """A model of transformers, plain on the CPU and as a plan places its parts.
+
+    It has no times of ops for profiles, as what is timed here is parts: `offload.measured` is for these.
+    """
 
     given = "random weights and tokens, and without a plan on the CPU"
 
@@ -142,7 +144,3 @@ class OffloadRun:
     def links(self) -> Mapping[tuple[str, str], bool]:
         """Each link that the plan sends over."""
         return tested_links(self._plan, self._homes)
-
-    def times(self) -> Iterable[tuple[str, str, Timing]]:
-        """Profiles have the times of ops, and what is timed here is parts: `offload.measured` is for these."""
-        return ()

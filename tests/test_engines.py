@@ -428,7 +428,11 @@ def test_accelerate_runs_a_plan_on_what_stands_in():
         assert all(device == made.devices[op] for op, device in told.items())
     with runner(made, "squeezenet", {"gpu0": "cpu", "gpu1": "cpu"}) as ready:
         assert ready.ran_on() == {}
-    for devices, message in (({}, "gpu0=cpu or gpu0=disk"), ({"gpu0": "tpu"}, "must be cpu, disk or cuda:0")):
+    for devices, message in (
+        ({}, "gpu0=cpu or gpu0=disk"),
+        ({"gpu0": "tpu"}, "must be cpu, disk or cuda:0"),
+        ({"gpu0": "cuda:²"}, "must be cpu, disk or cuda:0"),
+    ):
         with pytest.raises(InvalidInput, match=message):
             runner(made, "squeezenet", devices).__enter__()
     with pytest.raises(Unsupported, match="only bundled models"):

@@ -18,7 +18,7 @@ import numpy as np
 from placewise.costs import Costs
 from placewise.engines import Run, check_devices, engine
 from placewise.engines.pieces import Pieces, device_of_pieces, pieces, tied, together
-from placewise.engines.ranks import accelerator_number
+from placewise.engines.ranks import accelerator_number, cuda_number
 from placewise.engines.torch import Output
 from placewise.engines.torch_offload import at_homes
 from placewise.errors import InvalidInput, Unsupported
@@ -136,10 +136,10 @@ def _home(plan: Plan, device: int, given: Mapping[str, str]) -> str:
     cluster = plan.problem.cluster
     name, host = cluster.device_names[device], cluster.devices[device].kind == "cpu"
     home = given.get(name, "cpu" if host else f"cuda:{accelerator_number(cluster, device)}")
-    kind, _, number = home.partition(":")
-    if home not in ("cpu", "disk") and (kind != "cuda" or not (number or "0").isdigit()):
+    number = cuda_number(home)
+    if home not in ("cpu", "disk") and number is None:
         raise InvalidInput(f"{name}={home:.60}: must be cpu, disk or cuda:0")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    if number is not None and number >= torch.cuda.device_count():
         raise InvalidInput(
             f"the plan uses {name} as {home}, and torch sees {torch.cuda.device_count()} CUDA devices; say what stands "
             f"in for it, as in {name}=cpu or {name}=disk"

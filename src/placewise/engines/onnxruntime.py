@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from placewise.engines import Run, check_devices, engine
 from placewise.engines.names import check_ops
-from placewise.engines.ranks import accelerator_number
+from placewise.engines.ranks import accelerator_number, cuda_number
 from placewise.errors import InvalidInput, Unsupported
 from placewise.importers.onnx_model import MADE_UP
 from placewise.plans import Plan
@@ -141,10 +141,11 @@ def provider(plan: Plan, device: int, given: Mapping[str, str]) -> Provider:
     cluster = plan.problem.cluster
     name, kind = cluster.device_names[device], cluster.devices[device].kind
     text = given.get(name, "cpu" if kind == "cpu" else f"cuda:{accelerator_number(cluster, device)}")
-    base, _, number = text.partition(":")
+    base, _, threads = text.partition(":")
     if base == "cpu":
-        return Provider("CPUExecutionProvider", {}, thread_count(number, f"{name}={text}") if number else 0)
-    if base != "cuda" or not (number or "0").isdigit():
+        return Provider("CPUExecutionProvider", {}, thread_count(threads, f"{name}={text}") if threads else 0)
+    number = cuda_number(text)
+    if number is None:
         raise InvalidInput(f"{name}={text:.60}: must be cpu, cpu:2 (two threads) or cuda:0")
     here = require("onnxruntime", "onnx").get_available_providers()
     if "CUDAExecutionProvider" not in here:
@@ -152,7 +153,7 @@ def provider(plan: Plan, device: int, given: Mapping[str, str]) -> Provider:
             f"the plan uses {name} as {text}, and this ONNX Runtime has {', '.join(here)}; say what it is, as in "
             f"{name}=cpu:1"
         )
-    return Provider("CUDAExecutionProvider", {"device_id": int(number or 0)})
+    return Provider("CUDAExecutionProvider", {"device_id": number})
 
 
 def open_session(path: str | Path, where: Provider, options: Any = None) -> Any:

@@ -88,6 +88,12 @@ def accelerator_numbers(cluster: Cluster, device: int) -> list[int]:
     return list(range(first, first + shards))
 
 
+def cuda_number(place: str) -> int | None:
+    """The number of the GPU that "cuda:1" or "cuda" is; None if the text says something else."""
+    found = re.fullmatch(r"cuda(?::(\d{1,4}))?", place, re.ASCII)
+    return found and int(found[1] or 0)
+
+
 def shards_of_each(plan: Plan, stages: list[Rank], engine: str) -> int:
     """How many GPUs each stage has, where all have as many."""
     found = [plan.problem.cluster.devices[stage.device].shards for stage in stages]

@@ -258,8 +258,9 @@ def test_a_provider_that_is_not_here_is_told(path):
         plan = placed(path, lambda name: int(name == "end"), engine, ("cpu", "gpu"))
         with pytest.raises(InvalidInput, match=r"uses little as cuda:0, and this ONNX Runtime has .*little=cpu:1"):
             run(plan, path, {}, engine).__enter__()
-    with pytest.raises(InvalidInput, match="must be cpu, cpu:2"):
-        run(plan, path, {"little": "tpu"}).__enter__()
+    for place in ("tpu", "cuda:²", "cuda:-1"):
+        with pytest.raises(InvalidInput, match="must be cpu, cpu:2"):
+            run(plan, path, {"little": place}).__enter__()
     with pytest.raises(InvalidInput, match="number of threads"):
         run(plan, path, {"little": "cpu:x"}).__enter__()
 
@@ -285,12 +286,18 @@ def test_the_model_of_another_plan_is_refused(path, tmp_path):
         run(plan, tmp_path / "net.onnx").__enter__()
 
 
+MANIFEST = (
+    '{"format": "placewise-onnxruntime-split/1", "model": "m", "inputs": [], "outputs": [], "segments": [{"file": %s}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "cannot be read"), ("[]", "not the manifest"), ('{"format": "x"}', "not the manifest"),
-     ('{"format": "placewise-onnxruntime-split/1", "segments": [{"file": "../x.onnx"}]}', "outside of the folder")],
+    [("{", "not JSON"), ("[]", "must be an object"), ('{"format": "x"}', "must be 'placewise-onnxruntime-split/1'"),
+     (MANIFEST % '"x.onnx"', r"segments\[0\].device: is missing"), (MANIFEST % "1", r"\[0\].file: must be text"),
+     (MANIFEST % '"../x.onnx", "device": "d", "inputs": [], "outputs": [], "nodes": []', "outside of the folder")],
 )  # fmt: skip
 def test_a_manifest_that_was_tampered_with_is_refused(tmp_path, text, message):
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInput, match=f"manifest.json: .*{message}"):
         Sessions(tmp_path, {})

@@ -321,7 +321,7 @@ class PlanData(_Object):
     bounds: List[Annotated[tuple[Total, Total], Field(strict=False)]] = []
 
 
-# ---- one clear line --------------------------------------------------------------------------------------------------
+# ---- what was run, and what was cut up -------------------------------------------------------------------------------
 
 
 class FindingData(_Object):
@@ -349,6 +349,29 @@ class VerificationData(_Object):
     placed_spread: float
     plain_spread: float
     findings: List[FindingData]
+
+
+class SegmentData(_Object):
+    """One model of a model that was cut up, and what runs it."""
+
+    file: str
+    device: str
+    inputs: List[str]
+    outputs: List[str]
+    nodes: List[str]
+
+
+class SplitData(_Object):
+    """What `placewise export --to onnxruntime-split` writes beside the models."""
+
+    format: Literal["placewise-onnxruntime-split/1"]
+    model: str
+    inputs: List[str]
+    outputs: List[str]
+    segments: List[SegmentData]
+
+
+# ---- one clear line --------------------------------------------------------------------------------------------------
 
 
 def validated(schema: type[D], data: Any) -> D:

@@ -1,6 +1,8 @@
 """Everything that Placewise raises on purpose. Each class carries the exit code that the command line uses."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 
@@ -65,6 +67,19 @@ def check_length(values: Sized, expected: int, where: str) -> None:
     """Lists that stand side by side are equally long."""
     if len(values) != expected:
         raise InvalidInput(f"{where}: must have {expected} entries, found {len(values)}")
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Every error about a file begins with its name."""
+    try:
+        yield
+    except (InvalidInput, Unsupported) as error:
+        raise type(error)(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path}: a text in it is not UTF-8: the file is damaged") from None
+    except (MemoryError, RecursionError):
+        raise InvalidInput(f"{path}: too large or nested too deep for this machine") from None
 
 
 def listed(names: Sequence[str]) -> str:

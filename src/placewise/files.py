@@ -17,8 +17,8 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib import import_module, resources
 from io import BufferedReader
@@ -30,7 +30,7 @@ import numpy as np
 
 from placewise.cluster import Cluster, Device, Link
 from placewise.costs import LABELS, Costs
-from placewise.errors import InvalidInput, PlacewiseError, check_length, check_type, listed
+from placewise.errors import InvalidInput, PlacewiseError, check_length, check_type, listed, naming
 from placewise.graph import OP_DEFAULTS, PHASES, Graph
 from placewise.plans import Plan
 from placewise.problem import Execution, Problem
@@ -111,7 +111,7 @@ def load_problem(
             found = Problem(found, cluster)
         else:
             box = load_cluster(cluster)
-            with _naming(cluster):  # the cluster may lack a rate that the model needs
+            with naming(cluster):  # the cluster may lack a rate that the model needs
                 found = Problem(found, box)
     elif cluster is not None:
         raise InvalidInput(f"{model}: already has a cluster: leave the other one out")
@@ -156,7 +156,7 @@ def _load_graph_or_problem(path: Path, **options: Any) -> Graph | Problem:
         from placewise.importers.transformers import from_transformers
 
         return from_transformers(path)
-    with _naming(path):
+    with naming(path):
         data = _read_json(path)
         keys = data.keys() if isinstance(data, dict) else set()
         name = path.name.removesuffix(".gz").removesuffix(".json")
@@ -232,7 +232,7 @@ def existing(path: str | Path, what: str, bundled: Sequence[str]) -> Path:
 
 def load_problem_file(path: str | Path) -> Problem:
     """Read a problem file; `load_problem` reads all that a problem can be made from."""
-    with _naming(path):
+    with naming(path):
         return _problem_in(_unwrapped(_read_json(path), "problem")[1])
 
 
@@ -309,7 +309,7 @@ def _costs_out(costs: Costs, devices: Sequence[str]) -> dict[str, Any]:
 
 def load_graph(path: str | Path) -> Graph:
     """Read a graph file."""
-    with _naming(path):
+    with naming(path):
         return _graph_in(_unwrapped(_read_json(path), "graph")[1])
 
 
@@ -379,7 +379,7 @@ def load_cluster(path: str | Path) -> Cluster:
         with resources.as_file(resources.files("placewise") / "boxes" / f"{path}.yaml") as file:
             return load_cluster(file)
     file = existing(path, "cluster", bundled)
-    with _naming(path):
+    with naming(path):
         from placewise._schemas import ClusterData, validated
 
         return _build_cluster(validated(ClusterData, _read_yaml(file)), file.parent)
@@ -394,7 +394,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         if device.profile:  # a problem does without: it has the costs
             written["profile"] = device.profile.name
     text = yaml.dump(content, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
-    with _naming(path):
+    with naming(path):
         if len(text) > MAX_YAML_BYTES:
             raise InvalidInput("the cluster is too large for a cluster file; save a problem with it instead")
     write_text(path, text)
@@ -512,7 +512,7 @@ def load_profile(name: str | Path, folder: Path = Path()) -> Profile:
     """Read a profile by its name, or a profile file: from a folder, if it is there."""
     known, near = known_profiles(), folder / name
     file = known.get(str(name)) or existing(near if os.path.exists(near) else name, "profile", list(known))
-    with _naming(file):
+    with naming(file):
         from placewise._schemas import ProfileData, validated
 
         data = validated(ProfileData, _unwrapped(_read_json(file), "profile")[1])
@@ -550,7 +550,7 @@ def load_plan(path: str | Path) -> Plan:
     The value is proved by that. The lower bound is what the planner proved when it planned: it is only checked to be
     unedited (by a digest) and no larger than the value.
     """
-    with _naming(path):
+    with naming(path):
         if Path(path).suffix.lower() in (".html", ".htm"):
             raise InvalidInput("a page, not a plan; name the plan that it is made from (a page to write goes after -o)")
         return _plan_in(_unwrapped(_read_json(path), "plan")[1])
@@ -558,10 +558,18 @@ def load_plan(path: str | Path) -> Plan:
 
 def load_verification(path: str | Path) -> dict[str, Any]:
     """Read what `placewise verify --json` printed (`verify.Verification.facts`)."""
-    with _naming(path):
+    with naming(path):
         from placewise._schemas import VerificationData, validated
 
         return validated(VerificationData, _read_json(path)).model_dump()
+
+
+def load_split(path: str | Path) -> dict[str, Any]:
+    """Read the manifest of a model that was cut up (`placewise export --to onnxruntime-split --model`)."""
+    with naming(path):
+        from placewise._schemas import SplitData, validated
+
+        return validated(SplitData, _read_json(path)).model_dump()
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
@@ -663,17 +671,6 @@ def _digest_of(devices: list[str], order: list[int] | None, value: float, lower_
 # ---- JSON and YAML ---------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _naming(path: str | Path) -> Iterator[None]:
-    """Every error about the file begins with its name."""
-    try:
-        yield
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
-    except (MemoryError, RecursionError):
-        raise InvalidInput(f"{path}: too large or nested too deep for this machine") from None
-
-
 def _unwrapped(data: Any, *kinds: str) -> tuple[str, dict[str, Any]]:
     """What the file is and what it holds, if it is one of these kinds and of the version that is read here."""
     expected = " or ".join(f"a {kind}" for kind in kinds)
@@ -723,7 +720,7 @@ def _write_json(path: str | Path, kind: str, content: dict[str, Any]) -> None:
         raw = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: cannot be written as JSON: {error}") from None
-    with _naming(path):  # what could not be read again is not written
+    with naming(path):  # what could not be read again is not written
         _check_amount(text)
         _check_length(raw, MAX_BYTES)
     write_text(path, text)

@@ -245,13 +245,10 @@ class Sessions:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
+    from placewise.files import load_split
+
     path = folder / "manifest.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        raise InvalidInput(f"{path}: not the manifest of a split model")
+    found = load_split(path)
     if any(os.path.basename(row["file"]) != row["file"] for row in found["segments"]):
         raise InvalidInput(f"{path}: a segment is outside of the folder")
     return found

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from placewise.engines import Run, along, check_devices, engine
 from placewise.engines.names import check_ops
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, naming
 from placewise.plans import Plan
 from placewise.problem import Problem
 from placewise.transforms import subgraph
@@ -43,7 +43,6 @@ def run(plan: Plan, model: str, devices: Mapping[str, str]) -> Iterator[Hetero]:
     `devices` may name a device twice, and CPUs with a number of threads: {"big": "CPU:2", "little": "CPU:1"} are two
     logical devices on one CPU.
     """
-    from placewise.importers import naming
     from placewise.importers import openvino as importer
     from placewise.measure import check_readable
     from placewise.measure.openvino import written

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from placewise.errors import InvalidInput, Unsupported, listed
+from placewise.errors import InvalidInput, Unsupported, listed, naming
 from placewise.graph import Graph
-from placewise.importers import naming, require
+from placewise.importers import require
 from placewise.importers.assembly import Assembly
 from placewise.importers.onnx_kinds import KINDS, Node, Work
 from placewise.importers.onnx_model import (

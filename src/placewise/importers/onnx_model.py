@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from placewise.errors import InvalidInput, listed
-from placewise.importers import naming, require
+from placewise.errors import InvalidInput, listed, naming
+from placewise.importers import require
 from placewise.importers.assembly import MAX_OPS
 from placewise.importers.values import check_dims, need_dims
 from placewise.kinds import TensorType

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 from xml.parsers import expat
 
-from placewise.errors import InvalidInput, Unsupported
+from placewise.errors import InvalidInput, Unsupported, naming
 from placewise.graph import Graph
-from placewise.importers import naming, require
+from placewise.importers import require
 from placewise.importers.assembly import MAX_OPS, Assembly
 from placewise.importers.einsum import einsum
 from placewise.importers.values import SAME, SMALL, Values, check_body, check_dims, need_dims, own_kind

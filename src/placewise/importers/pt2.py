@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import Field
 
 from placewise._schemas import List, validated
-from placewise.errors import InvalidInput, PlacewiseError, Unsupported
+from placewise.errors import InvalidInput, PlacewiseError, Unsupported, naming
 from placewise.graph import Graph
-from placewise.importers import naming, require
+from placewise.importers import require
 from placewise.importers.aten import Call, Laid, Value, known
 from placewise.importers.fields import Record
 from placewise.importers.tracing import Recorder, operator_name, written

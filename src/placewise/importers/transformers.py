@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from placewise.errors import InvalidInput, PlacewiseError, Unsupported
+from placewise.errors import InvalidInput, PlacewiseError, Unsupported, naming
 from placewise.graph import Graph
-from placewise.importers import naming, require
+from placewise.importers import require
 from placewise.importers.torch_export import export, first_line, quiet, read
 from placewise.importers.training import training_step
 

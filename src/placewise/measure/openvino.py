@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from placewise.errors import InvalidInput
-from placewise.importers import naming, onnx, require
+from placewise.errors import InvalidInput, naming
+from placewise.importers import onnx, require
 from placewise.importers import openvino as importer
 from placewise.measure import Timing, clocked, hardware_name, pytorch, shared_out, thread_count, told
 

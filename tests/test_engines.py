@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placewise import Budget, Problem, engines, plan, zoo
+from placewise import Budget, Graph, Problem, engines, plan, zoo
 from placewise.cluster import Device, full_mesh
 from placewise.engines.cut import cut, describe_cut
+from placewise.engines.phase import phase
 from placewise.engines.pieces import feed_forward, pieces
 from placewise.engines.ranks import accelerator_numbers, ranks
 from placewise.errors import InvalidInput, Unsupported
@@ -89,6 +90,17 @@ def test_pieces_of_two_lists_and_of_none():
     inception = pieces(zoo.load("inception-v3"))
     assert inception.layers == ()
     assert "Mixed_6a" in inception.names
+
+
+def test_what_looks_like_a_number_and_is_none_names_no_layer():
+    graph = Graph.create(op_names=list("abcd"), op_modules=["h.0", "h.1", "h.²", f"h.{'9' * 5000}"], flops=1.0)
+    found = pieces(graph)
+    assert [found.names[piece] for piece in found.layers] == ["h.0", "h.1"]
+
+
+def test_a_signature_with_too_long_a_number_tells_no_phase():
+    graph = Graph.create(op_names=["a"], op_signatures=f"embedding(f[9,9], int64[1,{'9' * 5000}]) -> f[1]")
+    assert phase(graph) is None
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt-2", "qwen3-30b-a3b-decode"])

@@ -150,6 +150,7 @@ def test_the_digest_is_the_same_everywhere():
     ("change", "message"),
     [
         ({"op_names": ["a", "b", "a", "d"]}, "two ops are named 'a'"),
+        ({"op_modules": ["", ".".join("m" * 101), "", ""]}, r"ops.module\[1\]: must have at most 100 parts"),
         ({"flops": [1, 2]}, r"^ops.flops: must have 4 entries, found 2$"),
         ({"flops": [1, -2, 3, 4]}, r"^ops.flops\[1\]: must be from 0 to 1e\+24, found -2.0$"),
         ({"scratch": [1, 2, np.nan, 4]}, r"^ops.scratch\[2\]: must be .*, found nan$"),

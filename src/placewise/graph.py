@@ -34,6 +34,8 @@ OP_DEFAULTS: Final[dict[str, Any]] = {
     "op_kinds": "op", "op_dtypes": "float32", "op_modules": "", "op_signatures": "", "flops": 0.0,
     "bytes_accessed": 0.0, "scratch": 0.0, "resident": 0.0, "phase": 0, "model": 0, "group": -1,
 }  # fmt: skip
+#: Parts of a module path. Modules are drawn and summed up as a tree; thousands of levels would fill the memory.
+MAX_LEVELS: Final = 100
 _PATH: Final = re.compile(r"[^\s.<>=]+(?:\.[^\s.<>=]+)*")
 
 
@@ -246,6 +248,10 @@ class Graph:
             seen: set[str] = set()
             twice = next(name for name in self.op_names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
             raise InvalidInput(f"graph {self.name!r:.60}: two ops are named {twice!r:.60}; op names must differ")
+        if max(map(len, self.op_modules), default=0) >= 2 * MAX_LEVELS:  # for most graphs, the end of it
+            deep = next((i for i, path in enumerate(self.op_modules) if path.count(".") >= MAX_LEVELS), None)
+            if deep is not None:
+                raise InvalidInput(f"ops.module[{deep}]: must have at most {MAX_LEVELS} parts with dots between them")
         _within(self.phase, 0, len(PHASES), "ops.phase", self.op_names)
         _within(self.model, 0, len(self.models), "ops.model", self.op_names)
         _within(self.group, -1, 2**31 - 1, "ops.group", self.op_names)

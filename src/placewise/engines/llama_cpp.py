@@ -30,8 +30,8 @@ _FULL: Final = 0.9
 _LARGE_BATCH: Final = 32
 _FEED_FORWARD: Final = "ffn_(up|down|gate).*"
 #: Devices whose buffers have their names, and those of servers, whose buffers are called so: device d of host:port.
-_THEIR_NAMES: Final = re.compile(r"(CUDA|ROCm|MUSA|MTL|Vulkan|SYCL|CANN|OPENVINO)(\d+)")
-_ON_SERVERS: Final = re.compile(r"RPC(\d+)\[(.+)\]")
+_THEIR_NAMES: Final = re.compile(r"(CUDA|ROCm|MUSA|MTL|Vulkan|SYCL|CANN|OPENVINO)(\d{1,4})", re.ASCII)
+_ON_SERVERS: Final = re.compile(r"RPC(\d{1,4})\[(.+)\]", re.ASCII)
 
 
 def layers_and_feed_forward(problem: Problem) -> Problem:

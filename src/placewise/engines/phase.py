@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from placewise.graph import Graph
 
 #: Ids [sequences, tokens] that are looked up.
-_READ: Final = re.compile(r"embedding\(\w+\[\d+,\d+\], int\d+\[(\d+),(\d+)\]")
+_READ: Final = re.compile(r"embedding\(\w+\[\d+,\d+\], int\d+\[(\d{1,12}),(\d{1,12})\]")
 #: A cache [sequences, heads, tokens, width] and what is added to it.
-_GROWN: Final = re.compile(r"concat\(\w+\[(\d+),(\d+),(\d+),(\d+)\], .*? -> \w+\[\1,\2,(\d+),\4\]")
+_GROWN: Final = re.compile(r"concat\(\w+\[(\d+),(\d+),(\d{1,12}),(\d+)\], .*? -> \w+\[\1,\2,(\d{1,12}),\4\]")
 
 
 class Phase(NamedTuple):

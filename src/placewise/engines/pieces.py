@@ -19,7 +19,7 @@ from placewise.graph import Graph, Ints
 from placewise.plans import Plan
 from placewise.problem import Problem
 
-_ENTRY: Final = re.compile(r"((?:[^.]+\.)*?[^.]+)\.(\d+)(?:\.|$)")
+_ENTRY: Final = re.compile(r"((?:[^.]+\.)*?[^.]+)\.(\d{1,9})(?:\.|$)", re.ASCII)
 _FEED_FORWARD: Final = re.compile(r"(.*?\.(?:mlp|feed_forward|ffn|block_sparse_moe))(?:\.|$)")
 
 
@@ -65,13 +65,12 @@ def _layers(graph: Graph, names: tuple[str, ...], of_op: Ints) -> tuple[int, ...
     member = of_op >= 0
     weight = graph.resident_bytes if graph.resident_bytes[member].any() else graph.flops
     total = np.bincount(of_op[member], weight[member], len(names))
-    lists: dict[str, list[int]] = {}
+    lists: dict[str, list[tuple[int, int]]] = {}
     for piece, name in enumerate(names):
-        head, _, tail = name.rpartition(".")
-        if tail.isdigit():
-            lists.setdefault(head, []).append(piece)
-    heaviest = max(lists.values(), key=lambda members: total[members].sum(), default=[])
-    return tuple(sorted(heaviest, key=lambda piece: int(names[piece].rpartition(".")[2])))
+        if entry := _ENTRY.match(name):
+            lists.setdefault(entry[1], []).append((int(entry[2]), piece))
+    heaviest = max(lists.values(), key=lambda entries: total[[piece for _, piece in entries]].sum(), default=[])
+    return tuple(piece for _, piece in sorted(heaviest))
 
 
 def feed_forward(graph: Graph, found: Pieces) -> NDArray[Any]:

@@ -136,6 +136,16 @@ def test_attention_has_flops_on_the_cpu_too():
     assert graph.op_kinds[graph.op_index("chunk")] == "view"
 
 
+def test_a_view_of_nothing_is_a_view():
+    class Nothing(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x[:, :0].chunk(2, 0)
+
+    graph = pw.from_torch(Nothing(), (torch.zeros(4, 2),))
+    assert graph.op_kinds[graph.op_index("chunk")] == "view"
+    assert inputs_of(graph, "chunk") == []
+
+
 def test_a_reshape_is_an_op_only_where_it_copies():
     class Shapes(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -241,6 +241,7 @@ def test_kinds_without_a_formula_are_listed(tmp_path, capsys):
         ({"num_attention_heads": 0}, ""),
         ({"hidden_size": "wide"}, ""),
         ({"vocab_size": -5}, ""),
+        ({"architectures": 2}, "must be a list of names, found 2"),
     ],
 )
 def test_wrong_configurations_are_told(folder, change, complaint):

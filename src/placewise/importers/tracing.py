@@ -53,7 +53,7 @@ class Recorder:
         )
         self.origins.append(key)
         results = [Value(laid.type, laid.strides, tensor) for laid, tensor in zip(call.made, made, strict=True)]
-        if work.kind == "view":
+        if work.kind == "view" and work.inputs:  # else it is one of nothing
             for value in results:
                 self._memory[value.tensor.index] = self._home(work.inputs[0])
         if writes:

@@ -198,7 +198,10 @@ def _kind(config: PretrainedConfig) -> Any:
     import transformers
     from transformers.models.auto import modeling_auto as known
 
-    for name in getattr(config, "architectures", None) or []:
+    named = getattr(config, "architectures", None) or []
+    if not isinstance(named, (list, tuple)):
+        raise InvalidInput(f"architectures: must be a list of names, found {named!r:.60}")
+    for name in named:
         found = getattr(transformers, str(name), None)
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found

@@ -1,6 +1,6 @@
 """Whether learning is real: learned planners on small graphs whose optimum is known, beside chance and no learning.
 
-The graphs are drawn. The planners' settings were chosen on draws 1 to 6; what is quoted comes from others.
+The graphs are drawn. The planners' settings were chosen on draws 1 to 12; what is quoted comes from others.
 """
 
 from __future__ import annotations

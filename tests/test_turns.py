@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oracles import brute_force, brute_force_orders
-from placewise.certificate import check
+from placewise.certificate import _too_much, check
 from placewise.driver import plan
 from placewise.problem import Execution
 from placewise.simulator.bounds import lower_bound
@@ -79,6 +79,41 @@ def test_it_needs_devices_that_work_at_the_same_time():
     far = fork(back=9.0)
     in_turn = replace(far, execution=replace(far.execution, concurrency="sequential"))
     assert NAME not in lower_bound(in_turn).parts
+
+
+def heads(problem, bound):
+    """As they are found by halving, with the questions of the checker."""
+    devices, prices = range(problem.num_devices), [bound.turns.price.tolist(), [1.0] * problem.num_devices]
+    graph, head = problem.graph, np.zeros(problem.seconds.shape)
+    inputs = {op: [] for op in range(problem.num_ops)}
+    for t, reader in zip(graph.edge_tensor.tolist(), graph.consumers.tolist(), strict=True):
+        made = int(graph.tensor_producer[t])
+        way = problem.cluster.latency + graph.tensor_bytes[t] * problem.cluster.seconds_per_byte
+        apart = np.where(np.eye(problem.num_devices, dtype=bool), 0.0, math.inf)
+        inputs[reader].append((made, way if problem.unit[made] != problem.unit[reader] else apart))
+    for op in graph.topological_order.tolist():
+        for d in devices:
+            comes = [(head[made] + problem.seconds[made] + way[:, d]).min() for made, way in inputs[op]]
+            low = head[op, d] = max(comes, default=0.0)
+            if len(comes) > 1 and _too_much(op, d, low, inputs, head, problem.seconds, prices):
+                high = low + problem.seconds.sum() + 1.0
+                assert not _too_much(op, d, high, inputs, head, problem.seconds, prices)
+                for _ in range(50):
+                    middle = 0.5 * (low + high)
+                    refuted = _too_much(op, d, middle, inputs, head, problem.seconds, prices)
+                    low, high = (middle, high) if refuted else (low, middle)
+                head[op, d] = low
+    return head
+
+
+def test_heads_are_as_late_as_halving_finds_them():
+    raised = 0
+    for seed in range(60):
+        problem = joins(np.random.default_rng(seed), ops=9, devices=1 + seed % 3)
+        bound = lower_bound(problem)
+        assert bound.turns.head == pytest.approx(heads(problem, bound), rel=1e-6), seed
+        raised += NAME in bound.parts
+    assert raised > 30
 
 
 def test_the_checker_goes_over_it():

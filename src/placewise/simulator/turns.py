@@ -12,7 +12,8 @@ prices of the devices' time, then,
 
 If not, no plan starts the op on d by e, and its head is later. The question is asked with the prices of the area, with
 equal ones and with one that charges for d alone, of sets that grow from the nearest ops outwards, or from the latest
-heads down. A later e leaves more devices and longer windows, so the earliest e is found by halving.
+heads down. A later e leaves more devices and longer windows. What a window lacks with the devices that are left to its
+ops now, or when the next device is left to one of them, says which e to ask about next.
 
 Tails are heads of the graph turned around. Head, time and tail of an op add up to a bound, for any one device; so does
 the same question asked of all ops before the end. Ops that a question is about are a choice: leaving some out, or
@@ -34,7 +35,7 @@ from placewise.simulator.alike import kinds
 
 _NEAR: Final = 24  # ops that a question is about
 _EFFORT: Final = 30_000_000  # pairs of devices of pairs of ops that are looked at
-_HALVINGS: Final = 20
+_WIDTH: Final = 2.0**-26  # of the time that something takes: how exactly a start is found
 _SLACK: Final = 1e-10  # of a time; above what rounding can amount to in a sum over one question
 
 
@@ -59,13 +60,14 @@ def turns(problem: Problem, seconds: Floats, model: Ints, price: Floats) -> Turn
     first = np.searchsorted(kind, np.arange(len(groups)))
     count = np.array([c for group in groups for c in ([1.0, len(group) - 1.0] if len(group) > 1 else [1.0])])
     mean = np.array([price[list(group)].mean() for group in groups])[kind]
-    prices = np.stack([mean, np.full(len(devices), 1.0 / count.sum())])
+    prices = np.unique([mean, np.full(len(devices), 1.0 / count.sum())], axis=0)
     seconds = np.ascontiguousarray(seconds[:, devices])
-    link = problem.cluster.latency[np.ix_(devices, devices)], problem.cluster.seconds_per_byte[np.ix_(devices, devices)]
+    link = [cost[np.ix_(devices, devices)] for cost in (problem.cluster.latency, problem.cluster.seconds_per_byte)]
     order, size = graph.topological_order.astype(np.int64), graph.tensor_bytes[graph.edge_tensor]
     whole = model[graph.edge_producer] == model[graph.consumers]  # a model does not end later for what others read
-    ends = [(graph.edge_producer, graph.consumers, order, link, np.ones(len(size), np.bool_))]
-    ends += [(graph.consumers, graph.edge_producer, order[::-1].copy(), (link[0].T.copy(), link[1].T.copy()), whole)]
+    back = [cost.T.copy() for cost in link]  # from each device to each other, seen from where it goes
+    ends = [(graph.edge_producer, graph.consumers, order, back, np.ones(len(size), np.bool_))]
+    ends += [(graph.consumers, graph.edge_producer, order[::-1].copy(), link, whole)]
     unit = problem.unit.astype(np.int64)
     found = []
     for source, target, sequence, (latency, per_byte), counts in ends:
@@ -101,79 +103,144 @@ def _asked(inputs: Ints, effort: int) -> NDArray[np.bool_]:
 
 def _end(least: float, ops: Any, seconds: Floats, head: Floats, tail: Floats, prices: Floats, count: Floats) -> float:
     """The earliest end of all ops that is not refuted, none below `least`."""
-    orders = [np.argsort(-times.min(axis=1), kind="stable") for times in (head, tail)]
-
-    def fits(end: float) -> bool:
-        return all(_fits(end, order, seconds, head, tail, prices, count) for order in orders)
-
-    step = 0.01 * least
-    if not len(ops) or step == 0.0 or not np.isfinite(least) or fits(least):
+    if not len(ops) or least == 0.0 or not np.isfinite(least):
         return least
-    low, high = least, least + step
-    while not fits(high):
-        low, high = high, high + (high - least)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return low
+    orders = np.array([np.argsort(-times.min(axis=1), kind="stable") for times in (head, tail)])
+    over, windows = (head + seconds + tail).T.copy(), np.empty((2, len(count)))
+    earliest = _earliest(
+        least, _WIDTH * least, prices, -1, np.empty(0), len(ops), orders, head, tail, seconds.T.copy(), over, count,
+        np.empty(len(ops)), *windows,
+    )  # fmt: skip
+    return float(earliest)
 
 
 @njit(cache=True, nogil=True)
-def _fits(end, order, seconds, head, tail, prices, count):  # type: ignore[no-untyped-def]
-    """Whether no window of the first so many ops overflows, at any of the prices, if all end in time.
+def _needs(limit, ops, orders, head, tail, seconds, over, price, count, paid, begins, leaves):  # type: ignore[no-untyped-def]
+    """0 if no window of the first so many ops overflows, at these prices, if all is over by the limit.
 
-    All are indexed by op, `tail` says what must be left after an op. Ops that cost nothing take part in no window.
+    Else a later limit, all before which are refuted too: when the window is long enough for what it has now, or the
+    next device is left to one of the ops. Heads and tails are [ops, D]; `seconds` and `over`, when all is over at the
+    earliest with an op there, are [D, ops]. Ops that cost nothing take part in no window. As windows only grow, they
+    are looked at again where they were too short. The last three are filled.
     """
-    num_prices, devices = prices.shape
-    limit = end * (1.0 + _SLACK)
-    cost = np.zeros(num_prices)
-    begins = np.full((num_prices, devices), np.inf)
-    leaves = np.full((num_prices, devices), np.inf)
-    for op in order:
-        least = np.full(num_prices, np.inf)
-        for a in range(devices):
-            if head[op, a] + seconds[op, a] + tail[op, a] <= limit:
-                for p in range(num_prices):
-                    least[p] = min(least[p], prices[p, a] * seconds[op, a])
-        if least[0] == np.inf:
-            return False
-        for p in range(num_prices):
-            if least[p] == 0.0:
+    devices = len(price)
+    paid[:ops] = np.inf
+    for a in range(devices):
+        each, mine, ends = price[a], seconds[a], over[a]
+        for i in range(ops):
+            paid[i] = min(paid[i], each * mine[i] if ends[i] <= limit else np.inf)
+    for order in orders:
+        cost, room, looked = 0.0, 0.0, 0
+        begins[:], leaves[:] = np.inf, np.inf
+        for k in range(ops):
+            cost += paid[order[k]]
+            if cost == np.inf:
+                return over[:, order[k]].min()
+            if cost <= room + _SLACK * cost:
                 continue
-            cost[p] += least[p]
-            room = 0.0
+            for i in order[looked : k + 1]:
+                if paid[i] > 0.0:
+                    for a in range(devices):
+                        if over[a, i] <= limit:
+                            begins[a] = min(begins[a], head[i, a])
+                            leaves[a] = min(leaves[a], tail[i, a])
+            room, rate, looked = 0.0, 0.0, k + 1
             for a in range(devices):
-                if head[op, a] + seconds[op, a] + tail[op, a] <= limit:
-                    begins[p, a] = min(begins[p, a], head[op, a])
-                    leaves[p, a] = min(leaves[p, a], tail[op, a])
-                if begins[p, a] < np.inf:
-                    room += count[a] * prices[p, a] * max(0.0, limit - begins[p, a] - leaves[p, a])
-            if cost[p] > room + _SLACK * cost[p]:
-                return False
-    return True
+                if begins[a] < np.inf:
+                    room += count[a] * price[a] * max(0.0, limit - begins[a] - leaves[a])
+                    rate += count[a] * price[a]
+            if cost > room + _SLACK * cost:
+                later = limit + (cost - room) / rate
+                for i in order[: k + 1]:
+                    for a in range(devices):
+                        if over[a, i] > limit:
+                            later = min(later, over[a, i])
+                return later
+    return 0.0
 
 
 @njit(cache=True, nogil=True)
-def _all_fit(end, outwards, by_head, seconds, head, tail, prices, count):  # type: ignore[no-untyped-def]
-    return _fits(end, outwards, seconds, head, tail, prices, count) and _fits(
-        end, by_head, seconds, head, tail, prices, count
-    )
+def _needs_at_home(limit, ops, orders, head, tail, seconds, over, home, count, elsewhere):  # type: ignore[no-untyped-def]
+    """The same at a price for `home` alone: of ops that are over too late anywhere else, by `elsewhere`."""
+    for order in orders:
+        cost, begins, leaves, first = 0.0, np.inf, np.inf, np.inf
+        for op in order[:ops]:
+            if elsewhere[op] <= limit or seconds[home, op] == 0.0:
+                continue
+            first = min(first, elsewhere[op])
+            if over[home, op] > limit:
+                return min(over[home, op], elsewhere[op])
+            cost += seconds[home, op]
+            begins, leaves = min(begins, head[op, home]), min(leaves, tail[op, home])
+            if cost > count[home] * max(0.0, limit - begins - leaves) + _SLACK * cost:
+                return min(first, begins + leaves + cost / count[home])
+    return 0.0
+
+
+@njit(cache=True, nogil=True)
+def _all_need(  # type: ignore[no-untyped-def]
+    start, prices, home, elsewhere, ops, orders, head, tail, seconds, over, count, paid, begins, leaves
+):
+    """The same at all prices, and at one for `home` alone if there is one."""
+    limit, longest = start * (1.0 + _SLACK), 0.0
+    if home >= 0:
+        longest = _needs_at_home(limit, ops, orders, head, tail, seconds, over, home, count, elsewhere)
+    for price in prices:
+        need = _needs(limit, ops, orders, head, tail, seconds, over, price, count, paid, begins, leaves)
+        longest = max(longest, need)
+    return longest
+
+
+@njit(cache=True, nogil=True)
+def _earliest(least, width, *given):  # type: ignore[no-untyped-def]
+    """The earliest start, none before `least`, that is not refuted, to within `width`: a refuted one, or `least`."""
+    low, high = least, _all_need(least, *given)
+    if high == 0.0:
+        return least
+    for trial in range(64):
+        high = max(high, low + width * 2.0**trial)
+        need = _all_need(high, *given)
+        if need == 0.0:
+            break
+        low, high = high, need
+    middle = high - width  # refuted, if it is what was needed
+    for _ in range(64):
+        if not low < middle < high:
+            break
+        if _all_need(middle, *given) > 0.0:
+            low = middle
+        else:
+            high = middle
+        if high - low <= width:
+            break
+        middle = 0.5 * (low + high)
+    return low
 
 
 @njit(cache=True, nogil=True)
 def _heads(  # type: ignore[no-untyped-def]
     sequence, seconds, unit, in_ptr, source, size, latency, per_byte, prices, count, first, kind, asked
 ):
-    """[N, D] a time before which each op cannot start on each device; those of a kind are equal."""
+    """[N, D] a time before which each op cannot start on each device; those of a kind are equal.
+
+    Links are [to, from], and cost nothing from a device to itself.
+    """
     num_ops, devices = seconds.shape
     head = np.zeros((num_ops, devices))
     place = np.empty(num_ops, np.int64)  # in the sequence
     place[sequence] = np.arange(num_ops)
     seen = np.full(num_ops, -1, np.int64)  # by which op
-    near = np.empty(_NEAR, np.int64)
-    row = np.empty(num_ops, np.int64)  # of what is near
-    with_home = np.zeros((len(prices) + 1, devices))
-    with_home[:-1] = prices
+    near, row = np.empty(_NEAR, np.int64), np.empty(num_ops, np.int64)  # what is near, and where it is there
+    along, late, orders = np.empty(_NEAR, np.int64), np.empty(_NEAR), np.empty((2, _NEAR), np.int64)
+    its_seconds, its_head, tail = np.empty((_NEAR, devices)), np.empty((_NEAR, devices)), np.empty((_NEAR, devices))
+    by_device, over, elsewhere = np.empty((devices, _NEAR)), np.empty((devices, _NEAR)), np.empty(_NEAR)
+    then, least = np.empty(devices), np.empty(devices)
+    paid, begins, leaves = np.empty(_NEAR), np.empty(devices), np.empty(devices)
+    nearest, cheapest = np.inf, np.inf  # what any way takes
+    for a in range(devices):
+        for b in range(devices):
+            if a != b:
+                nearest, cheapest = min(nearest, latency[a, b]), min(cheapest, per_byte[a, b])
     for op in sequence:
         for e in range(in_ptr[op], in_ptr[op + 1]):
             made = source[e]
@@ -181,7 +248,7 @@ def _heads(  # type: ignore[no-untyped-def]
                 arrives = np.inf
                 for a in range(devices):
                     if a == d or unit[made] != unit[op]:
-                        moves = latency[a, d] + size[e] * per_byte[a, d] if a != d else 0.0
+                        moves = latency[d, a] + size[e] * per_byte[d, a]
                         arrives = min(arrives, head[made, a] + seconds[made, a] + moves)
                 head[op, d] = max(head[op, d], arrives)
         if not asked[op]:
@@ -196,52 +263,59 @@ def _heads(  # type: ignore[no-untyped-def]
                 if seen[made] != op and found < _NEAR:
                     seen[made] = op
                     near[found] = made
-                    found += 1
+                    row[made] = found
+                    its_seconds[found], its_head[found], by_device[:, found] = seconds[made], head[made], seconds[made]
+                    late[found] = head[made].min()
                     work += seconds[made].min()
-        ops = near[:found]
-        late = np.empty(found)
-        for i in range(found):
-            late[i] = head[ops[i]].min()
-        by_head, outwards = np.argsort(-late, kind="mergesort"), np.arange(found)
-        along = ops[np.argsort(-place[ops])]
-        row[ops] = outwards
-        its_seconds, its_head = seconds[ops], head[ops]
+                    found += 1
+        for i in range(found):  # sorted by insertion: from the latest heads down, and against the dataflow
+            orders[0, i], j, k = i, i, i
+            while j > 0 and late[orders[1, j - 1]] < late[i]:
+                orders[1, j] = orders[1, j - 1]
+                j -= 1
+            while k > 0 and place[near[along[k - 1]]] < place[near[i]]:
+                along[k] = along[k - 1]
+                k -= 1
+            orders[1, j], along[k] = i, i
         for d in first:
             low = head[op, d]
             if seconds[op, d] == np.inf or low == np.inf or not 0.0 < work < np.inf:
                 continue
-            tail = np.zeros((found, devices))  # from the end of each on each device until the op may start here
+            tail[:found] = 0.0  # from the end of each on each device until the op may start on d
             for i in range(-1, found):
-                reader = op if i < 0 else along[i]
+                reader = op if i < 0 else near[along[i]]
+                longest = 0.0
+                for b in range(devices if i >= 0 else 0):
+                    then[b] = its_seconds[along[i], b] + tail[along[i], b]
+                    longest = max(longest, then[b])
                 for e in range(in_ptr[reader], in_ptr[reader + 1]):
                     made = source[e]
                     if seen[made] != op:
                         continue
+                    apart = unit[made] != unit[reader]
+                    if i < 0:
+                        for a in range(devices):
+                            least[a] = latency[d, a] + size[e] * per_byte[d, a] if apart or a == d else np.inf
+                    else:
+                        for a in range(devices):
+                            least[a] = then[a]
+                        for b in range(devices if apart else 0):
+                            if nearest + size[e] * cheapest + then[b] >= longest:
+                                continue
+                            for a in range(devices):
+                                least[a] = min(least[a], latency[b, a] + size[e] * per_byte[b, a] + then[b])
                     for a in range(devices):
-                        least = np.inf
-                        for b in range(devices):
-                            if (a == b or unit[made] != unit[reader]) and (i >= 0 or b == d):
-                                moves = latency[a, b] + size[e] * per_byte[a, b] if a != b else 0.0
-                                then = seconds[reader, b] + tail[row[reader], b] if i >= 0 else 0.0
-                                least = min(least, moves + then)
-                        tail[row[made], a] = max(tail[row[made], a], least)
-            with_home[-1] = 0.0
-            with_home[-1, d] = 1.0
-            if _all_fit(low, outwards, by_head, its_seconds, its_head, tail, with_home, count):
-                continue
-            high = low
-            for doubling in range(64):
-                high += 0.25 * work * 2.0**doubling
-                if _all_fit(high, outwards, by_head, its_seconds, its_head, tail, with_home, count):
-                    break
-                low = high
-            for _ in range(_HALVINGS):
-                middle = 0.5 * (low + high)
-                if _all_fit(middle, outwards, by_head, its_seconds, its_head, tail, with_home, count):
-                    high = middle
-                else:
-                    low = middle
-            head[op, d] = low
+                        tail[row[made], a] = max(tail[row[made], a], least[a])
+            elsewhere[:found] = np.inf
+            for a in range(devices):
+                for i in range(found):
+                    over[a, i] = its_head[i, a] + its_seconds[i, a] + tail[i, a]
+                    if a != d:
+                        elsewhere[i] = min(elsewhere[i], over[a, i])
+            head[op, d] = _earliest(
+                low, _WIDTH * work, prices, d, elsewhere, found, orders, its_head, tail, by_device, over, count, paid,
+                begins, leaves,
+            )  # fmt: skip
         for d in range(devices):
             head[op, d] = head[op, first[kind[d]]]
     return head

@@ -1,5 +1,6 @@
 """For all tests: commands, and Ctrl-C works, even where whoever started them ignores it, as background jobs do."""
 
+import itertools
 import signal
 import sys
 from pathlib import Path
@@ -11,12 +12,16 @@ from commands import without_compiling
 from placewise import cli
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+NUMBER = itertools.count()
 
 
 @pytest.fixture(autouse=True)
 def no_profiles_of_this_machine(monkeypatch, tmp_path_factory):
-    """What somebody measured here before changes no test, and no test leaves anything behind."""
-    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path_factory.mktemp("profiles")))
+    """What somebody measured here before changes no test, and no test leaves anything behind.
+
+    The folder is made by who keeps something there: to make thousands takes longer than most tests.
+    """
+    monkeypatch.setenv("PLACEWISE_PROFILES", str(tmp_path_factory.getbasetemp() / "profiles" / str(next(NUMBER))))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,9 +43,15 @@ def model_of(kind):
     return model
 
 
+@cache
+def graph_of(kind, batch=1, prompt=16, decode=True):
+    """Traced once."""
+    return from_transformers(CONFIGS[kind], batch=batch, prompt=prompt, decode=decode)
+
+
 def problem_of(kind, share=0.5, *, decode=True, link=2e9, prefetch=2, gpu=2e11):
     """A GPU with so much of the weights as memory, and a host."""
-    graph = from_transformers(CONFIGS[kind], prompt=16, decode=decode)
+    graph = graph_of(kind, decode=decode)
     memory = share * graph.resident_bytes.sum()
     cluster = full_mesh(
         [Device("gpu", memory=memory, flops={"default": gpu}, bandwidth=2e10, launch=1e-7),
@@ -92,7 +99,7 @@ def tokens(model):
 @pytest.mark.parametrize("kind", list(CONFIGS))
 @pytest.mark.parametrize("decode", [False, True])
 def test_parts_keep_the_work_and_the_weights(kind, decode):
-    whole = from_transformers(CONFIGS[kind], prompt=16, decode=decode)
+    whole = graph_of(kind, decode=decode)
     fitted = problem_of(kind, decode=decode)
     graph = fitted.graph
     assert graph.flops.sum() == pytest.approx(whole.flops.sum())
@@ -372,7 +379,7 @@ def test_other_models_and_plans_are_refused():
                     devices=BOTH_ON_CPU)  # fmt: skip
     with torch.device("meta"), pytest.raises(InvalidInput, match="meta device"):
         found.apply(transformers.LlamaForCausalLM(CONFIGS["dense"]), devices=BOTH_ON_CPU)
-    graph = from_transformers(CONFIGS["dense"], prompt=8)
+    graph = graph_of("dense", prompt=8, decode=False)
     ops = Plan(Problem(graph, found.problem.cluster), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
     with pytest.raises(InvalidInput, match="plan with `--engine torch-offload`"):
         ops.apply(model_of("dense"), devices=BOTH_ON_CPU)
@@ -426,7 +433,7 @@ def test_llama_cpp_takes_the_parts_of_every_model(kind):
 
 @pytest.mark.parametrize(("computed", "streamed", "flag"), [(1, 2, False), (2, 1, True), (1, 0, True)])
 def test_llama_cpp_copies_weights_for_a_prompt_where_the_plan_streams_more_than_it_computes(computed, streamed, flag):
-    graph = from_transformers(CONFIGS["dense"], prompt=64)
+    graph = graph_of("dense", prompt=64, decode=False)
     fitted = engines.get("torch-offload").fit(Problem(graph, problem_of("dense", 9.0).cluster))
     modes = dict(enumerate([(1, 1)] * computed + [(0, 1)] * streamed))
     found = by_hand(fitted, lambda module: modes.get(int(module.split(".")[2]) if ".layers." in module else -1, (0, 0)))
@@ -480,7 +487,7 @@ def test_verify_runs_the_phase_of_the_plan(tmp_path, kind, batch, prompt, decode
     from placewise.engines.phase import phase
 
     CONFIGS[kind].to_json_file(tmp_path / "config.json")
-    graph = from_transformers(CONFIGS[kind], batch=batch, prompt=prompt, decode=decode)
+    graph = graph_of(kind, batch, prompt, decode)
     fitted = engines.get("torch-offload").fit(Problem(graph, problem_of(kind, 9.0).cluster))
     found = by_hand(fitted, random_modes(batch + prompt))
     assert phase(graph) == phase(fitted.graph) == ((batch, 1, prompt) if decode else (batch, prompt, 0))
@@ -502,7 +509,7 @@ def test_verify_refuses_another_model(tmp_path):
     with pytest.raises(InvalidInput, match="not the model of this plan"):
         verify(found, str(tmp_path / "config.json"), devices=BOTH_ON_CPU)
     CONFIGS["dense"].to_json_file(tmp_path / "config.json")
-    graph = from_transformers(CONFIGS["dense"], prompt=8)
+    graph = graph_of("dense", prompt=8, decode=False)
     ops = Plan(Problem(graph, found.problem.cluster), np.zeros(graph.num_ops, np.int32), None, 1.0, 0.0, "hand", "0")
     with pytest.raises(InvalidInput, match="plan with `--engine torch-offload`"):
         verify(ops, str(tmp_path / "config.json"), devices=BOTH_ON_CPU)

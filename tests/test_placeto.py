@@ -250,12 +250,12 @@ def test_it_reaches_the_optimum_of_a_small_graph():
     problem, optimum = known_optimum()
 
     def mean(planner, **options):
-        runs = [plan(problem, planner, budget=Budget(evaluations=4000), seed=s, options=options) for s in range(3)]
+        runs = [plan(problem, planner, budget=Budget(evaluations=1000), seed=s, options=options) for s in range(3)]
         return np.mean([found.value for found in runs]) / optimum
 
     assert mean("placeto", policy="none") <= 1.01
-    assert mean("placeto", policy="none", rate=0.0) > 1.02
-    assert mean("random", samples=4000) > 1.03
+    assert mean("placeto", policy="none", rate=0.0) > 1.04
+    assert mean("random", samples=1000) > 1.04
 
 
 def test_the_shipped_policy_places_graphs_that_it_has_not_seen():

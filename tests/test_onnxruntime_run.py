@@ -218,6 +218,10 @@ def test_the_command_writes_a_folder(path, tmp_path, monkeypatch, capsys):
     assert code == 2
     assert "onnxruntime-split" in told.err
     assert export("--to", "onnxruntime-split", "--model", str(path))[0] == 2
+    before = path.read_bytes()
+    code, told = export("--to", "onnxruntime-split", "--model", str(path), "--out", str(path.parent))
+    assert (code, path.read_bytes()) == (2, before)
+    assert "this holds what is read" in told.err
 
 
 def test_rules_for_a_file_without_names_come_with_a_copy_that_has_them(tmp_path):

@@ -32,6 +32,7 @@ from placewise.options import (
     Seed,
     Settings,
     budget_of,
+    check_apart,
     check_folder,
     check_writable,
     complete_cluster,
@@ -417,6 +418,7 @@ def export(
         if out is None:
             raise InvalidInput("--model: name the folder for what is made of it, with --out")
         check_folder(out, ())
+        check_apart(out, "--out", [Path(model).parent])  # the files that are made may be called as the model is
         with terminal.heard():
             cut_up(found, model, out)
         terminal.say(f"{engines.written_for(engines.get(to))}\n{describe_cut(found)}\nwrote {out}")

@@ -302,7 +302,8 @@ def check_folder(path: Path, files: Iterable[str]) -> None:
 
 
 def check_apart(path: Path | None, option: str, read: Iterable[str | Path | None]) -> None:
-    """What a command reads is not overwritten by what it writes."""
+    """What a command reads, or the folder that it is in, is not overwritten by what the command writes."""
     for given in read:
         if path and given and path.exists() and os.path.exists(given) and path.samefile(given):
-            raise InvalidInput(f"{option} {path}: this is what is read, which would be overwritten")
+            what = "holds what is read, which could" if path.is_dir() else "is what is read, which would"
+            raise InvalidInput(f"{option} {path}: this {what} be overwritten")

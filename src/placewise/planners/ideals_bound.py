@@ -362,84 +362,79 @@ def _cut(label, weight, sender, start, reader, send, receive, inside):  # type: 
     Nodes with label 1 are in it, those with -1 are not. By maximum flow (Dinic 1970).
     """
     n, m = len(label), len(sender)
-    vertex, vertices, arcs = np.empty(n, np.int64), 2, 0
-    most = 2 * (n + 2 * m + 2 * len(reader))
-    first, to = np.full(n + 2 * m + 2, -1), np.empty(most, np.int64)
-    then, room = np.empty(most, np.int64), np.empty(most, np.int64)
-    endless, value = np.int64(1) << 60, np.int64(0)
+    vertex, vertices, arcs, value = np.empty(n, np.int64), 2, 0, np.int64(0)
     for v in range(n):
         inside[v] = label[v] == 1
-        if label[v] == 0:
-            vertex[v] = vertices
-            vertices += 1
+        vertex[v] = vertices if label[v] == 0 else 0 if label[v] == 1 else 1
+        vertices += label[v] == 0
+    cost_in, cost_out = np.zeros(vertices, np.int64), np.zeros(vertices, np.int64)  # of being in the set, or not
+    for v in range(n):
+        if weight[v] > 0:
+            cost_in[vertex[v]] += weight[v]
         else:
-            vertex[v] = 0 if label[v] == 1 else 1
-    for side in range(3):
-        for i in range(n if side == 0 else m):
-            # an arc from x to y, or to all readers by way of z; side 1 sends, side 2 receives
-            x, y, cost = vertex[i] if side == 0 else vertex[sender[i]], np.int64(1), np.int64(0)
-            if side == 0:
-                cost = weight[i]
-                if label[i] == -1:
+            value += weight[v]
+            cost_out[vertex[v]] -= weight[v]
+    most = 2 * (vertices + 2 * m + 2 * len(reader))
+    first, to = np.full(vertices + 2 * m, -1), np.empty(most, np.int64)
+    then, room = np.empty(most, np.int64), np.empty(most, np.int64)
+    endless = np.int64(1) << 60
+    for i in range(m):
+        x, last = vertex[sender[i]], np.int64(-1)
+        others, any_in, any_out = 0, False, False
+        for e in range(start[i], start[i + 1]):
+            y = vertex[reader[e]]
+            any_in, any_out = any_in or y == 0, any_out or y == 1
+            if y > 1:
+                others, last = others + 1, y
+        # it is sent if the sender is in the set and a reader is not; received if the sender is not, and a reader is
+        sends, receives = send[i] > 0 and x != 1, receive[i] > 0 and x != 0
+        if any_out and sends:
+            cost_in[x] += send[i]
+        if any_in and receives:
+            cost_out[x] += receive[i]
+        sends, receives = sends and not any_out and others > 0, receives and not any_in and others > 0
+        if others == 1 and x < 2:
+            cost_out[last] += send[i] * sends
+            cost_in[last] += receive[i] * receives
+        elif others == 1 and (sends or receives):
+            to[arcs], then[arcs], room[arcs], first[x] = last, first[x], send[i] * sends, arcs
+            arcs += 1
+            to[arcs], then[arcs], room[arcs], first[last] = x, first[last], receive[i] * receives, arcs
+            arcs += 1
+        elif others > 1:
+            for side in range(2):
+                if not (sends if side == 0 else receives):
                     continue
-                if cost < 0 or label[i] == 1:
-                    value += cost
-                if label[i] == 1:
-                    continue
-                if cost < 0:
-                    x, y, cost = np.int64(0), vertex[i], -cost
-                if cost == 0:
-                    continue
-                to[arcs], then[arcs], room[arcs], first[x] = y, first[x], cost, arcs
-                to[arcs + 1], then[arcs + 1], room[arcs + 1], first[y] = x, first[y], 0, arcs + 1
-                arcs += 2
-                continue
-            cost = send[i] if side == 1 else receive[i]
-            # the side of the border where the sender saves the cost, and where readers do
-            here = 1 if side == 1 else 0
-            if cost == 0 or x == here:
-                continue
-            others, far = 0, False
-            for e in range(start[i], start[i + 1]):
-                y = vertex[reader[e]]
-                if y == here:
-                    far = True
-                elif y != 1 - here and y != x:
-                    others += 1
-            if x == 1 - here:
-                if far:
-                    value += cost
-                    continue
-                if others == 0:
-                    continue
-            if far:  # it crosses if the sender is on the other side
-                p, q = (x, np.int64(1)) if side == 1 else (np.int64(0), x)
-                to[arcs], then[arcs], room[arcs], first[p] = q, first[p], cost, arcs
-                to[arcs + 1], then[arcs + 1], room[arcs + 1], first[q] = p, first[q], 0, arcs + 1
-                arcs += 2
-                continue
-            if others == 0:
-                continue
-            z = vertices
-            vertices += 1
-            p, q = (x, z) if side == 1 else (z, x)
-            to[arcs], then[arcs], room[arcs], first[p] = q, first[p], cost, arcs
-            to[arcs + 1], then[arcs + 1], room[arcs + 1], first[q] = p, first[q], 0, arcs + 1
-            arcs += 2
-            for e in range(start[i], start[i + 1]):
-                y = vertex[reader[e]]
-                if y != 1 - here and y != x:
-                    p, q = (z, y) if side == 1 else (y, z)
-                    to[arcs], then[arcs], room[arcs], first[p] = q, first[p], endless, arcs
-                    to[arcs + 1], then[arcs + 1], room[arcs + 1], first[q] = p, first[q], 0, arcs + 1
-                    arcs += 2
+                z, cost = vertices, send[i] if side == 0 else receive[i]
+                vertices += 1
+                to[arcs], then[arcs], room[arcs], first[x] = z, first[x], cost * (side == 0), arcs
+                arcs += 1
+                to[arcs], then[arcs], room[arcs], first[z] = x, first[z], cost * (side == 1), arcs
+                arcs += 1
+                for e in range(start[i], start[i + 1]):
+                    y = vertex[reader[e]]
+                    if y > 1:
+                        to[arcs], then[arcs], room[arcs], first[z] = y, first[z], endless * (side == 0), arcs
+                        arcs += 1
+                        to[arcs], then[arcs], room[arcs], first[y] = z, first[y], endless * (side == 1), arcs
+                        arcs += 1
+    value += cost_in[0] + cost_out[1]
+    for v in range(2, len(cost_in)):
+        least = min(cost_in[v], cost_out[v])
+        value += least
+        if cost_in[v] != cost_out[v]:
+            x, y = (v, 1) if cost_in[v] > least else (0, v)
+            to[arcs], then[arcs], room[arcs], first[x] = y, first[x], cost_in[v] + cost_out[v] - 2 * least, arcs
+            arcs += 1
+            to[arcs], then[arcs], room[arcs], first[y] = x, first[y], 0, arcs
+            arcs += 1
     # ---- the flow
     level, queue = np.empty(vertices, np.int64), np.empty(vertices, np.int64)
     at, path = np.empty(vertices, np.int64), np.empty(vertices, np.int64)
     while True:
         level[:] = -1
         level[0], queue[0], a, b = 0, 0, 0, 1
-        while a < b:
+        while a < b and level[1] < 0:
             u = queue[a]
             a += 1
             e = first[u]

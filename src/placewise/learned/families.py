@@ -173,8 +173,8 @@ def _box(
 
 def _goal(rng: np.random.Generator) -> tuple[str, Execution]:
     draw = rng.random()
-    if draw < 0.75:
+    if draw < 0.65:
         return "latency", Execution(memory="live" if rng.random() < 0.7 else "static")
-    if draw < 0.87:
+    if draw < 0.78:
         return "latency", Execution(concurrency="sequential")
     return "throughput", Execution()

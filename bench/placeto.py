@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,9 +64,9 @@ def spread(found: list[float]) -> str:
     return f"{np.mean(found):.3f} ({min(found):.3f}-{max(found):.3f})"
 
 
-def zero_shot(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def zero_shot(options: argparse.Namespace) -> tuple[list[dict[str, Any]], ...]:
     """(by family, by what is asked for)."""
-    policies = options.policies
+    policies = {Path(policy).stem: policy for policy in options.policies}
     drawn = harness.each(held_out, [(name, options.graphs, options.draw) for name in families.NAMES], options.workers)
     by_family: dict[str, list[Known]] = dict(zip(families.NAMES, drawn, strict=True))
     every = [known for part in drawn for known in part]
@@ -78,15 +79,19 @@ def zero_shot(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[d
         """[seeds, graphs] values over the best known."""
         cases = [(known.problem, planner, evaluations, seed, given) for seed in seeds for known in every]
         found = np.array(harness.each(value, cases, options.workers)).reshape(len(seeds), len(every))
-        return found / [known.best for known in every]
+        return found / np.array([known.best for known in every])
 
     tried = {
         "random": ratios("random", 1000, (0,)),
         "heft": ratios("heft", 1000, (0,)),
         "auto": ratios("auto", 1000, (0,)),
+        "trained": ratios("placeto", options.evaluations, (0,), policy="none"),
     }
-    tried |= {policy: ratios("placeto", 10**6, SEEDS, policy=policy) for policy in policies}
-    return _rows("family", by_family, every, tried, policies), _rows("asked for", by_kind, every, tried, policies)
+    tried |= {name: ratios("placeto", 10**6, SEEDS, policy=policy) for name, policy in policies.items()}
+    return tuple(
+        _rows(title, parts, every, tried, list(policies))
+        for title, parts in (("family", by_family), ("asked for", by_kind))
+    )
 
 
 def _kind(problem: Problem) -> str:
@@ -222,6 +227,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     tables = {}
     if "zero-shot" in options.sections:
         title = "Held-out graphs: mean ratio to the best known; three seeds; quantiles over graphs and seeds"
+        title += f"; trained: on this very graph, {options.evaluations} evaluations"
         tables[title], tables["The same graphs by what is asked for"] = zero_shot(options)
     if "models" in options.sections:
         tables["Held-out models or boxes: ratio to the best known"] = models(options)

@@ -151,8 +151,7 @@ class Boxes:
     def reach(self, limit: float) -> bool:
         """Whether a chain of boxes may keep the limit, for all that is known."""
         n = self.count
-        forced = self._has[:n] @ self._worth
-        most = self._total - self._lacks[:n] @ self._worth
+        forced, most = self._sure_worth[0, :n].copy(), self._total - self._sure_worth[:n, 1]
         self._limit = limit
         self._passes[:], self._chain[:] = False, -1
         found: bool = _chains(
@@ -164,7 +163,8 @@ class Boxes:
 
     def refine(self) -> bool:
         """Look closer at where chains pass; False if there is nothing to look at."""
-        pairs = np.argwhere(self._passes.any(axis=2) & ~self._cut)[:_MOST_CUTS]
+        n = self.count
+        pairs = np.argwhere(self._passes[:n, :n].any(axis=2) & ~self._cut[:n, :n])[:_MOST_CUTS]
         for a, b in pairs.tolist():
             self._cut[a, b] = True
             for t in range(self._transfers.shape[2]):
@@ -304,18 +304,28 @@ def _chains(  # type: ignore[no-untyped-def]
     ahead, back = np.full((sets, n), -1.0), np.full((sets, n), -1.0)
     came = np.full((sets, n, 2), -1)
     makes = np.full((len(ways), n, n), -np.inf)  # whatever devices are left
+    most_later = np.zeros(len(price))  # that a device makes in any stage but the first
     for w in range(len(ways)):
+        k, r = ways[w, 0], ways[w, 1]
         for a in range(n):
             for b in range(n):
                 if possible[a, b]:
-                    made = _makes(a, b, ways[w, 0], ways[w, 1] * limit, sure, sure_worth, transfers, base, slope,
+                    made = _makes(a, b, k, r * limit, sure, sure_worth, transfers, base, slope,
                                   most[b] - forced[a], price, tariff, overlap)  # fmt: skip
                     makes[w, a, b] = made if made >= 0.0 else -np.inf
+                    if a != 0:
+                        most_later[k] = max(most_later[k], made / r)
     ahead[0, 0] = 0.0
     for s in range(sets):
+        rest = 0.0
+        for k in range(len(price)):
+            rest += spare[s, k] * most_later[k]
         for a in range(n):
             so_far = ahead[s, a]
             if so_far < 0.0:
+                continue
+            if a != 0 and so_far + rest < total - slack:  # nothing passes here
+                ahead[s, a] = -1.0
                 continue
             for w in range(len(ways)):
                 k, r, then = ways[w, 0], ways[w, 1], s + ways[w, 2]

@@ -627,7 +627,7 @@ WRONG = [
     (["plan", "diamond.json", "--max-memory", "gpu"], 2, "NAME=VALUE"),
     (["plan", "diamond.json", "--max-memory", "gpu=lots"], 2, "--max-memory gpu=lots"),
     (["plan", "diamond.json", "--max-memory", "gpu=1,cpu=1", "--planner", "heft"], 3, "fit"),
-    (["plan", "diamond.json", "--max-devices", "0"], 2, "1 or more"),
+    (["plan", "diamond.json", "--max-devices", "0"], 2, "from 1 to"),
     (["plan", "diamond.json", "--out", "no/such/folder/plan.json"], 2, "no folder"),
     (["plan", "diamond.json", "--execution", "concurrency=sequential", "--objective", "throughput"], 2, "sequential"),
     (["compare", "diamond.json", "--planners", "heft,magic"], 2, "magic"),

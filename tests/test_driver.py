@@ -17,7 +17,7 @@ import pytest
 import placewise
 from placewise import driver, planners
 from placewise.driver import Budget, compare, plan
-from placewise.errors import InvalidInput, NoFeasiblePlan, Unsupported
+from placewise.errors import InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
 from placewise.planners import parse_options, planner
 from placewise.simulator.bounds import lower_bound
 from problems import problem_of, random_problem
@@ -256,6 +256,12 @@ def test_an_ordinary_exception_is_the_planners_own(problem):
         plan(problem, "broken")
     assert caught.value.__notes__ == ["This happened in planner 'broken'."]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_planner_that_needs_too_much_memory_is_told_in_a_line(problem):
+    register_lambda("greedy", lambda problem, ctx: np.empty(2**46))
+    with pytest.raises(PlacewiseError, match=r"planner 'greedy': this machine has too little memory for it: Unable to"):
+        plan(problem, "greedy")
 
 
 def test_seeds_reach_the_planner(loose):

@@ -580,7 +580,7 @@ def test_number_beyond_the_largest(graph_file):
         (("costs", "labels"), {"gpu": []}, r"costs\.labels: must have a list for each device: gpu, cpu"),
         (("objective",), "beauty", "objective: must be one of latency, .*, found 'beauty'$"),
         (("execution", "concurrency"), "some", r"execution\.concurrency: must be one of parallel, .*, found 'some'$"),
-        (("execution", "prefetch"), 0, r"execution\.prefetch: must be a whole number, 1 or more, found 0$"),
+        (("execution", "prefetch"), 0, r"execution\.prefetch: must be a whole number from 1 to 2147483647, found 0$"),
         (("execution", "overlap"), 1, r"execution\.overlap: must be true or false, found 1$"),
         (("execution", "speed"), 1, r"execution\.speed: is not a known key$"),
         (("constraints", "pins"), {"three": "gpu"}, "has no op named 'three'"),
@@ -588,7 +588,7 @@ def test_number_beyond_the_largest(graph_file):
         (("constraints", "forbidden"), ["npu"], "has no device 'npu'"),
         (("constraints", "forbidden"), ["gpu", "cpu"], "may run on no device"),
         (("constraints", "pins"), {"one": 3}, r'constraints\.pins: "one" must be text in quotes, found 3$'),
-        (("constraints", "max_devices"), 0, "max_devices: must be a whole number, 1 or more, found 0$"),
+        (("constraints", "max_devices"), 0, "max_devices: must be a whole number from 1 to 2147483647, found 0$"),
     ],
 )
 def test_wrong_problem(problem_file, steps, value, message):

@@ -553,6 +553,8 @@ def _blaming(planner: str) -> Iterator[None]:
         yield
     except InvalidInput as error:
         raise InvalidInput(f"planner {planner!r}: {error}") from None
+    except MemoryError as error:
+        raise PlacewiseError(f"planner {planner!r}: this machine has too little memory for it: {error}") from None
     except Exception as error:
         error.add_note(f"This happened in planner {planner!r}.")
         raise

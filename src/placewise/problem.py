@@ -37,7 +37,7 @@ def _check_flag(value: Any, where: str) -> None:
 
 def _check_count(value: Any, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise InvalidInput(f"{where}: must be a whole number, 1 or more, found {value!r:.60}")
+        raise InvalidInput(f"{where}: must be a whole number from 1 to {2**31 - 1}, found {value!r:.60}")
 
 
 @dataclass(frozen=True)

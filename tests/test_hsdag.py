@@ -207,10 +207,10 @@ def test_it_learns():
     exact = plan(problem, "min-cut")
     assert exact.gap < 1e-6
     for seed in range(3):
-        budget = Budget(evaluations=6000)
+        budget = Budget(evaluations=1500)
         found = plan(problem, "hsdag", seed=seed, budget=budget).value
         untrained = plan(problem, "hsdag", seed=seed, budget=budget, options={"rate": 0.0, "patience": 1000}).value
-        by_chance = plan(problem, "random", seed=seed, budget=budget, options={"samples": 6000}).value
+        by_chance = plan(problem, "random", seed=seed, budget=budget, options={"samples": 1500}).value
         assert found <= 1.02 * exact.value
         assert 1.2 * found < min(untrained, by_chance)
 

@@ -263,9 +263,6 @@ def test_ops_that_run_as_one_kernel_share_a_group(save):
     data = x(1, 16, 32, 32)
     first = named(conv(data, weight(16, 16, 3, 3)), "conv")
     path = save(named(ops.softmax(named(ops.relu(first), "relu"), 1), "softmax"), data)
-    groups = reader.fusion_groups(path)
-    assert groups["conv"] == groups["relu"]
-    assert "softmax" not in groups
     graph = reader.load(path, fuse=True)
     found = dict(zip(graph.op_names, graph.group.tolist(), strict=True))
     assert found["conv"] == found["relu"] >= 0 > found["softmax"] == found["x"]
@@ -323,4 +320,4 @@ def test_a_missing_extra_is_told_in_one_line(save, monkeypatch):
     monkeypatch.setattr(importers, "import_module", missing)
     assert reader.load(path).num_ops == 2  # which needs none
     with pytest.raises(Unsupported, match=r"openvino is not installed: pip install 'placewise\[openvino\]'"):
-        reader.fusion_groups(path)
+        reader.load(path, fuse=True)

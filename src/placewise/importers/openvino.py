@@ -42,7 +42,7 @@ def load(
 ) -> Graph:
     """Read a model. `dims` gives the sizes of dimensions that are not fixed: {"x.0": 1} for the first of input x.
 
-    With `fuse`, ops that the CPU plugin runs as one kernel share a group (see `fusion_groups`).
+    With `fuse`, ops that the CPU plugin runs as one kernel share a group.
     """
     with naming(path):
         check_dims(dims or {})
@@ -51,14 +51,6 @@ def load(
             _fix_shapes(network, read_model(path, dims))
         groups = _groups(path, dims) if fuse else {}
         return _Reader(network, name or Path(path).name.removesuffix(".xml"), groups).graph()
-
-
-def fusion_groups(path: str | Path, *, dims: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Of the ops that the CPU plugin fuses with others, the number of the kernel that each becomes part of."""
-    with naming(path):
-        check_dims(dims or {})
-        _parsed(path)
-        return _groups(path, dims)
 
 
 # ---- what OpenVINO is asked ------------------------------------------------------------------------------------------
@@ -103,6 +95,7 @@ def _fix_shapes(network: _Network, model: Any) -> None:
 
 
 def _groups(path: str | Path, dims: Mapping[str, int] | None) -> dict[str, int]:
+    """Of the ops that the CPU plugin fuses with others, the number of the kernel that each becomes part of."""
     model = read_model(path, dims)
     openvino = require("openvino", "openvino")
     try:

@@ -204,3 +204,17 @@ def _constraints(rng, graph, cluster, execution, seconds):
         "contiguous": bool(rng.random() < 0.1),
         "max_devices": int(rng.integers(1, devices + 1)) if rng.random() < 0.1 else None,
     }
+
+
+# ---- looked at -------------------------------------------------------------------------------------------------------
+
+
+def work(graph):
+    """name: (kind, FLOPs, bytes) of what computes."""
+    return {
+        name: (kind, flops, moved)
+        for name, kind, flops, moved in zip(
+            graph.op_names, graph.op_kinds, graph.flops.tolist(), graph.bytes_accessed.tolist(), strict=True
+        )
+        if kind not in ("input", "parameter")
+    }

@@ -18,6 +18,7 @@ from placewise import (  # noqa: E402
 from placewise.errors import InvalidInput, Unsupported  # noqa: E402
 from placewise.importers import onnx as reader  # noqa: E402
 from placewise.importers.assembly import kinds_without_formula  # noqa: E402
+from problems import work  # noqa: E402
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
 OTHERS = (("com.microsoft", 1), ("mine", 1))
@@ -51,17 +52,6 @@ def load(tmp_path):
         return reader.load(path, dims=dims)
 
     return read
-
-
-def work(graph):
-    """name: (kind, FLOPs, bytes) of what computes."""
-    return {
-        name: (kind, flops, moved)
-        for name, kind, flops, moved in zip(
-            graph.op_names, graph.op_kinds, graph.flops.tolist(), graph.bytes_accessed.tolist(), strict=True
-        )
-        if kind not in ("input", "parameter")
-    }
 
 
 def node(op, inputs, outputs="y", **attributes):

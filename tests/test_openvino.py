@@ -10,6 +10,7 @@ from placewise import load_problem  # noqa: E402
 from placewise.errors import InvalidInput, Unsupported  # noqa: E402
 from placewise.importers import openvino as reader  # noqa: E402
 from placewise.importers.assembly import kinds_without_formula  # noqa: E402
+from problems import work  # noqa: E402
 
 
 def x(*shape, name="x", dtype=np.float32):
@@ -41,17 +42,6 @@ def save(tmp_path):
 @pytest.fixture
 def load(save):
     return lambda node, *inputs, **options: reader.load(save(node, *inputs), **options)
-
-
-def work(graph):
-    """name: (kind, FLOPs, bytes) of what computes."""
-    return {
-        name: (kind, flops, moved)
-        for name, kind, flops, moved in zip(
-            graph.op_names, graph.op_kinds, graph.flops.tolist(), graph.bytes_accessed.tolist(), strict=True
-        )
-        if kind not in ("input", "parameter")
-    }
 
 
 def kinds(graph):

@@ -14,7 +14,7 @@ from placewise.errors import InvalidInput, Unsupported, listed, naming
 from placewise.graph import Graph
 from placewise.importers import require
 from placewise.importers.assembly import Assembly
-from placewise.importers.onnx_kinds import KINDS, Node, Work
+from placewise.importers.onnx_kinds import KINDS, Node
 from placewise.importers.onnx_model import (
     STANDARD,
     Dims,
@@ -31,7 +31,7 @@ from placewise.importers.onnx_model import (
     plain_value,
     widths,
 )
-from placewise.importers.values import SAME, SMALL, Values, check_body, own_kind
+from placewise.importers.values import SAME, SMALL, Values, Work, check_body, own_kind
 from placewise.kinds import TensorType
 
 #: Name of the configuration that `write_placement` writes.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from placewise.errors import InvalidInput
 from placewise.importers.einsum import einsum
-from placewise.importers.values import SAME, Values, own_kind
+from placewise.importers.values import SAME, Values, Work, own_kind
 from placewise.kinds import TensorType
 
 
@@ -34,16 +34,6 @@ class Node:
     def has(self, position: int) -> bool:
         """Whether an input is given."""
         return position < len(self.inputs) and bool(self.inputs[position])
-
-
-@dataclass
-class Work:
-    """A node in Placewise's terms."""
-
-    kind: str
-    attributes: dict[str, Any] = field(default_factory=dict)
-    inputs: list[str] | None = None  # all that the node reads
-    seen_as: dict[int, TensorType] = field(default_factory=dict)
 
 
 def _plainly(kind: str, of: str = "") -> Callable[[Node], Work]:

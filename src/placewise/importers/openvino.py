@@ -20,7 +20,7 @@ from placewise.graph import Graph
 from placewise.importers import require
 from placewise.importers.assembly import MAX_OPS, Assembly
 from placewise.importers.einsum import einsum
-from placewise.importers.values import SAME, SMALL, Values, check_body, check_dims, need_dims, own_kind
+from placewise.importers.values import SAME, SMALL, Values, Work, check_body, check_dims, need_dims, own_kind
 from placewise.kinds import TensorType
 from placewise.quantities import format_bytes
 
@@ -246,16 +246,6 @@ class _Node:
             raise InvalidInput(f"{key}: must be whole numbers, found {text!r:.60}") from None
 
 
-@dataclass
-class _Work:
-    """A layer in Placewise's terms."""
-
-    kind: str
-    attributes: dict[str, Any] = field(default_factory=dict)
-    inputs: list[_Port] | None = None  # all that the layer reads
-    seen_as: dict[int, TensorType] = field(default_factory=dict)
-
-
 class _Reader:
     """Goes through the layers in an order in which each finds what it reads."""
 
@@ -351,7 +341,7 @@ class _Reader:
         if any(size < 0 for made in outputs.values() for size in made.shape):
             raise InvalidInput("the shape of its output depends on data")
         node = _Node(layer, inputs, outputs, values)
-        work = _KINDS[layer.type](node) if layer.type in _KINDS else _Work(own_kind("openvino", layer.type))
+        work = _KINDS[layer.type](node) if layer.type in _KINDS else Work(own_kind("openvino", layer.type))
         values.op(
             layer.name,
             work.kind,
@@ -394,27 +384,27 @@ def _module(name: str) -> str:
 # ---- kinds -----------------------------------------------------------------------------------------------------------
 
 
-def _plainly(kind: str, of: str = "") -> Callable[[_Node], _Work]:
+def _plainly(kind: str, of: str = "") -> Callable[[_Node], Work]:
     """`of` names a layer that takes another time than the usual one of its kind."""
-    return lambda node: _Work(kind, {"of": of} if of else {})
+    return lambda node: Work(kind, {"of": of} if of else {})
 
 
-def _first(kind: str) -> Callable[[_Node], _Work]:
+def _first(kind: str) -> Callable[[_Node], Work]:
     """All but the first input only say how."""
-    return lambda node: _Work(kind, inputs=node.inputs[:1])
+    return lambda node: Work(kind, inputs=node.inputs[:1])
 
 
-def _along(kind: str) -> Callable[[_Node], _Work]:
-    def work(node: _Node) -> _Work:
+def _along(kind: str) -> Callable[[_Node], Work]:
+    def work(node: _Node) -> Work:
         rank = len(node.type(0).shape)
         axis = (node.numbers("axis") or [-1])[0]
         axis = axis + rank if axis < 0 else axis
-        return _Work(kind, {} if axis == rank - 1 else {"axis": axis})
+        return Work(kind, {} if axis == rank - 1 else {"axis": axis})
 
     return work
 
 
-def _product(node: _Node) -> _Work:
+def _product(node: _Node) -> Work:
     """Factors that lie transposed in memory are seen as they are multiplied."""
     seen, strided = {}, {}
     for position, flag in enumerate(("transpose_a", "transpose_b")):
@@ -423,13 +413,13 @@ def _product(node: _Node) -> _Work:
             *batch, rows, columns = held.shape
             seen[position] = TensorType(held.dtype, (*batch, columns, rows))
             strided[str(position)] = [*range(len(batch)), len(batch) + 1, len(batch)]
-    return _Work("matmul", {"strided": strided} if strided else {}, seen_as=seen)
+    return Work("matmul", {"strided": strided} if strided else {}, seen_as=seen)
 
 
-def _conv(kind: str, grouped: bool) -> Callable[[_Node], _Work]:
+def _conv(kind: str, grouped: bool) -> Callable[[_Node], Work]:
     """Weights of groups are [groups, out, in, *window] (in and out swapped if transposed): seen as one."""
 
-    def work(node: _Node) -> _Work:
+    def work(node: _Node) -> Work:
         weight = node.type(1)
         rank = len(node.type(0).shape) - 2
         before, after = node.numbers("pads_begin"), node.numbers("pads_end")
@@ -439,67 +429,67 @@ def _conv(kind: str, grouped: bool) -> Callable[[_Node], _Work]:
         usual: dict[str, Any] = {"stride": [1] * rank, "padding": [0] * rank, "dilation": [1] * rank}
         found = {key: value for key, value in attributes.items() if value and value != usual[key]}
         if not grouped:
-            return _Work(kind, found, node.inputs[:2])
+            return Work(kind, found, node.inputs[:2])
         if len(weight.shape) < 3:
             raise InvalidInput(f"its weights cannot be {weight!s:.60}")
         groups, first, *rest = weight.shape
         seen = {1: TensorType(weight.dtype, (groups * first, *rest))}
-        return _Work(kind, {**found, "groups": groups}, node.inputs[:2], seen)
+        return Work(kind, {**found, "groups": groups}, node.inputs[:2], seen)
 
     return work
 
 
-def _pool(kind: str) -> Callable[[_Node], _Work]:
-    def work(node: _Node) -> _Work:
+def _pool(kind: str) -> Callable[[_Node], Work]:
+    def work(node: _Node) -> Work:
         kernel = node.numbers("kernel")
         if not kernel:  # adaptive
             made = next(iter(node.outputs.values()))
             window = math.ceil(node.type(0).elements / max(1, made.elements))
-            return _Work(kind, {"window": window, "adaptive": True}, node.inputs[:1])
+            return Work(kind, {"window": window, "adaptive": True}, node.inputs[:1])
         attributes = {"window": math.prod(kernel), "kernel": kernel, "stride": node.numbers("strides")}
         before, after = node.numbers("pads_begin"), node.numbers("pads_end")
         padding = before if before == after else before + after
-        return _Work(kind, attributes | ({"padding": padding} if any(padding) else {}))
+        return Work(kind, attributes | ({"padding": padding} if any(padding) else {}))
 
     return work
 
 
-def _recurrent(kind: str) -> Callable[[_Node], _Work]:
-    def work(node: _Node) -> _Work:
+def _recurrent(kind: str) -> Callable[[_Node], Work]:
+    def work(node: _Node) -> Work:
         directions = 2 if node.layer.data.get("direction", "").lower() == "bidirectional" else 1
         hidden = node.numbers("hidden_size")
         if not hidden:
             raise InvalidInput("hidden_size is missing")
-        return _Work(kind, {"hidden": hidden[0], "directions": directions})
+        return Work(kind, {"hidden": hidden[0], "directions": directions})
 
     return work
 
 
-def _gather(node: _Node) -> _Work:
+def _gather(node: _Node) -> Work:
     """Of a table of weights, an embedding; at one place, a part of what is there."""
     if node.values.is_weight(node.inputs[0]) and len(node.type(0).shape) == 2:
-        return _Work("embedding")
+        return Work("embedding")
     if node.layer.type == "Gather" and node.values.is_known(node.inputs[1]) and not node.type(1).shape:
-        return _Work("view")
-    return _Work("gather")
+        return Work("view")
+    return Work("gather")
 
 
-def _einsum(node: _Node) -> _Work:
+def _einsum(node: _Node) -> Work:
     product = einsum(node.layer.data.get("equation", ""), [node.type(i).shape for i in range(len(node.inputs))])
-    return _Work(own_kind("openvino", "Einsum")) if product is None else _Work("matmul", product)
+    return Work(own_kind("openvino", "Einsum")) if product is None else Work("matmul", product)
 
 
-def _resize(node: _Node) -> _Work:
-    return _Work("resize", {"mode": node.layer.data.get("mode", "nearest")}, node.inputs[:1])
+def _resize(node: _Node) -> Work:
+    return Work("resize", {"mode": node.layer.data.get("mode", "nearest")}, node.inputs[:1])
 
 
-def _gelu(node: _Node) -> _Work:
+def _gelu(node: _Node) -> Work:
     form = node.layer.data.get("approximation_mode", "ERF").lower()
-    return _Work("gelu", {} if form == "erf" else {"approximate": form})
+    return Work("gelu", {} if form == "erf" else {"approximate": form})
 
 
-def _reduce(node: _Node) -> _Work:
-    return _Work("reduce", {"of": node.layer.type.removeprefix("Reduce").lower()}, node.inputs[:1])
+def _reduce(node: _Node) -> Work:
+    return Work("reduce", {"of": node.layer.type.removeprefix("Reduce").lower()}, node.inputs[:1])
 
 
 _BY_KIND: Final = {
@@ -523,7 +513,7 @@ _BY_KIND: Final = {
     "scatter": "ScatterUpdate ScatterNDUpdate ScatterElementsUpdate",
 }  # fmt: skip
 
-_KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
+_KINDS: Final[dict[str, Callable[[_Node], Work]]] = {
     **{
         layer: _plainly(kind, layer if position and kind not in (SAME, "view", "fill") else "")
         for kind, layers in _BY_KIND.items()
@@ -536,7 +526,7 @@ _KINDS: Final[dict[str, Callable[[_Node], _Work]]] = {
     **dict.fromkeys(("AvgPool", "AdaptiveAvgPool"), _pool("avg_pool")),
     **{f"{cell}{form}": _recurrent(cell.lower()) for cell in ("LSTM", "GRU", "RNN") for form in ("Sequence", "Cell")},
     "Parameter": _plainly("input"),
-    "ReadValue": lambda node: _Work("state", inputs=[]),
+    "ReadValue": lambda node: Work("state", inputs=[]),
     "Convolution": _conv("conv", grouped=False),
     "GroupConvolution": _conv("conv", grouped=True),
     "ConvolutionBackpropData": _conv("conv_transposed", grouped=False),

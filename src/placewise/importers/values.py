@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +25,16 @@ SAME: Final = "same"
 _IDLE: Final = frozenset({"view", "copy", "cast", "pad"})
 #: Families whose work follows from their first inputs: one that is known is there as well.
 _OPERANDS: Final = {"matmul": 2, "conv": 2, "attention": 3, "recurrent": 1, "reduce": 1}
+
+
+@dataclass
+class Work:
+    """What a node of a model file is, in Placewise's terms."""
+
+    kind: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    inputs: list[Any] | None = None  # the keys of all that it reads, if not of all that it is given
+    seen_as: dict[int, TensorType] = field(default_factory=dict)  # see `Values.op`
 
 
 class Values:

@@ -607,6 +607,18 @@ def test_local_search_takes_the_best_of_a_batch_that_fits(execution):
     assert current.value == 7.0 == ctx.best_value
 
 
+def test_local_search_leaves_the_other_devices_less_to_do_where_the_busiest_stays_as_it_is():
+    """d0 is the busiest, with op0 of 9 s. op1 takes 5 s on d1, or 4 s on d2, and sends nothing there."""
+    seconds = np.array([[9.0, 9.0, 9.0], [1.0, 5.0, 4.0], [8.0, 8.0, 3.0]])
+    problem = problem_of(seconds, [(1, 2)], sizes=1.0, objective="throughput")
+    ctx = context(problem)
+    current = Current(problem, ctx, np.array([0, 1, 2], np.int32))
+    assert current.value == 9.0
+    assert current.improve(Given([0, 1, 1], [0, 0, 2], [0, 2, 2]))  # 13, 11 and 9 s
+    assert (current.placement.tolist(), current.value) == ([0, 2, 2], 9.0)
+    assert not current.improve(Given([0, 1, 2], [0, 2, 2]))  # as little or more
+
+
 # ---- what a plan says of itself --------------------------------------------------------------------------------------
 
 

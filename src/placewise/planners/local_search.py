@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
+from numpy.typing import NDArray
 
 from placewise.driver import Context
 from placewise.graph import Ints
@@ -18,6 +19,7 @@ from placewise.planners.single import all_on
 from placewise.problem import Problem
 from placewise.simulator.bottleneck import bottleneck
 from placewise.simulator.incremental import Incremental
+from placewise.simulator.throughput import total_load
 
 BATCH = 32
 _LUCK = 32  # batches of random placements, where no simple plan keeps every constraint
@@ -121,14 +123,23 @@ class Current:
             self._ctx.spend(len(candidates))
         for b in np.argsort(values, kind="stable").tolist():
             if not values[b] < self.value * (1 - 1e-12):
-                return False
+                break
             # The full evaluation also knows memory and the other constraints.
             if self._incremental is None or self._ctx.evaluate(candidates[b]) < np.inf:
                 self.placement, self.value = candidates[b], float(values[b])
                 if self._incremental is not None:
                     self._incremental.accept(self.placement)
                 return True
-        return False
+        return self._problem.objective == "throughput" and self._lighten(candidates[values <= self.value])
+
+    def _lighten(self, candidates: NDArray[np.int32]) -> bool:
+        """Most moves leave the busiest device as it is: take the one after which the others have least to do."""
+        total = total_load(self._problem, np.concatenate([self.placement[None], candidates]))
+        best = int(total.argmin())
+        if not total[best] < total[0] * (1 - 1e-9):
+            return False
+        self.placement = candidates[best - 1]
+        return True
 
     def move_to(self, placement: Ints) -> None:
         """Stand on another placement, better or not, if it keeps the constraints."""

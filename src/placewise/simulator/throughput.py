@@ -57,6 +57,13 @@ def busy(
     return device, channel, count
 
 
+def total_load(problem: Problem, rows: NDArray[np.int32]) -> Floats:
+    """[B] seconds that all devices and channels take together."""
+    device, channel, _ = busy(problem, rows, *throughput_loads(problem, rows))
+    total: Floats = device.sum(axis=(1, 2)) + channel.sum(axis=(1, 2))
+    return total
+
+
 def throughput_loads(problem: Problem, rows: NDArray[np.int32]) -> tuple[Floats, Floats, Floats, Floats]:
     """compute and transfer [B, phase, D], channel [B, phase, channels] in seconds; held [B, 2, D] in bytes.
 

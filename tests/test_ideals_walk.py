@@ -37,7 +37,10 @@ def walked(problem, seed, steps=3000):
         return float(evaluate(problem, device[stage[stages.node]][problem.unit]).score[0])
 
     before = value()
-    found = anneal(*tables(stages), stage, kind, 1e-1, 30.0, steps, seed)
+    now, found = (stage.copy(), kind.copy()), np.inf
+    for leg in range(3):  # from where the last one ended, at its temperature
+        hot, cold = (1e-1 * 1e-5 ** (at / 3) for at in (leg, leg + 1))
+        found = anneal(*tables(stages), *now, stage, kind, found, hot, cold, 30.0, steps // 3, seed + leg)
     assert (stage[stages.tail] <= stage[stages.head]).all()
     return found, value(), before
 

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from placewise.colocation import colocate_backward
 from placewise.costs import Costs
 from placewise.driver import Context
 from placewise.graph import Ints
@@ -55,7 +56,8 @@ def _compile(problem: Problem) -> None:
     boxes.reach(1e9)
     boxes.refine()
     stages = stages_of(problem)
-    anneal(*tables(stages), np.zeros(stages.num_nodes, np.int64), np.zeros(1, np.int64), 1.0, 1.0, 1, 0)
+    stage, kind = np.zeros(stages.num_nodes, np.int64), np.zeros(1, np.int64)
+    anneal(*tables(stages), stage, kind, stage.copy(), kind.copy(), math.inf, 1.0, 1.0, 1.0, 1, 0)
     first = get("pipeline-dp")
     if first.compile:
         first.compile(problem)
@@ -88,9 +90,12 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     """
     if not problem.num_units:
         return np.zeros(0, np.int32)
+    tied = problem
     if problem.num_units > _MOST_NODES:  # a first limit, soon
         ctx.delegate("pipeline-dp", share=0.2)
-    ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
+        tied = _tied(problem)
+    if tied is problem:
+        ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
     if problem.execution.replicate and not ctx.should_stop():  # without replicas there is less to try
         alone = replace(problem, execution=replace(problem.execution, replicate=False))
         with ctx.aside(alone, _ALONE) as inner:
@@ -100,7 +105,7 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
     every = below(stages_of(problem), ctx.ceiling)
     brief = every.num_nodes > _MOST_NODES  # a first try with more nodes, which gates may leave few ideals of
     if brief:
-        walk(problem, ctx, every)
+        walk(tied, ctx, below(stages_of(tied), ctx.ceiling))
         every = below(stages_of(problem), ctx.ceiling)
         raise_bound(every, ctx, problem.max_devices, share=_BY_BOXES)
     first = out = _left_out(every, _MORE_NODES)
@@ -127,6 +132,12 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
             return None
         out = np.delete(out, _most_doubtful(problem, every, out, found))
     return None
+
+
+def _tied(problem: Problem) -> Problem:
+    """The problem with backward ops where their forward ops are, if that leaves much less to try; else itself."""
+    together = colocate_backward(problem)
+    return together if 2 * together.num_units < problem.num_units else problem
 
 
 def _part_by_part(problem: Problem, ctx: Context) -> None:

@@ -34,7 +34,7 @@ from placewise.planners.stages import Stages, Whole
 
 Flags = NDArray[np.bool_]
 
-_MOST_BOXES: Final = 256
+_MOST_BOXES: Final = 384
 _CANDIDATES: Final = 1024  # nodes that may divide a box: those with most work
 _SLACK: Final = 1e-9  # relative; more than rounding amounts to
 _STEP: Final = 0.005  # relative; by which the limit is raised

@@ -7,6 +7,7 @@ from them. Stages stay in a row, and data flows forward along it, so every step 
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ _SHARE: Final = 0.2  # of the time that is left
 _POWERS: Final = (60.0, 200.0)  # of loads: the higher, the more the busiest alone counts
 _HOT: Final = (3e-4, 2e-3)  # of the busiest load: where the temperature begins
 _COLD: Final = 1e-6
+_LEG: Final = 1_000_000  # steps between two looks at the clock
 _SWAPS: Final = 0.003  # share of steps at which two stages change devices
 _MUCH: Final = 10.0  # times the busiest load to begin with: what may not run, or does not fit
 
@@ -44,14 +46,29 @@ def walk(problem: Problem, ctx: Context, stages: Stages) -> None:
             return
         stage, device = _in_a_row(problem, stages, ctx.best[0])
         kind = of[device[of[device] >= 0][: problem.max_devices]]
-        hot = _HOT[0] * (_HOT[1] / _HOT[0]) ** ctx.rng.random()
-        anneal(*graph, stage, kind, hot, _POWERS[i % len(_POWERS)], _STEPS * len(stage), int(ctx.rng.integers(1 << 31)))
+        hot, power = _HOT[0] * (_HOT[1] / _HOT[0]) ** ctx.rng.random(), _POWERS[i % len(_POWERS)]
+        stage, kind = _cooled(ctx, until, graph, stage, kind, hot, power, int(ctx.rng.integers(1 << 31)))
         left = [list(devices) for devices in kinds.devices]
         device = np.array([left[k].pop(0) for k in kind.tolist()], np.int32)
         ctx.spend(min(len(stage), ctx.evaluations_left))  # about as long
         before = ctx.best_value
         ctx.evaluate(device[stage[stages.node]][problem.unit])
         failed = 0 if ctx.best_value < before else failed + 1
+
+
+def _cooled(
+    ctx: Context, until: float, graph: tuple[Any, ...], stage: Whole, kind: Whole, hot: float, power: float, seed: int
+) -> tuple[Whole, Whole]:
+    """The best that one walk meets. It falls faster where steps take so long that it would not be cold in time."""
+    steps, done, share, began, value = _STEPS * len(stage), 0, 0.0, ctx.seconds, math.inf
+    stages, kinds = stage.copy(), kind.copy()
+    while share < 1.0 and not ctx.should_stop():
+        leg = min(_LEG, steps - done)
+        ends = (hot * (_COLD / hot) ** min(1.0, at) for at in (share, share + leg / steps))
+        value = anneal(*graph, stage, kind, stages, kinds, value, *ends, power, leg, (seed + done) % (1 << 31))
+        done += leg
+        share = max(done / steps, (ctx.seconds - began) / max(until - began, 1e-9))
+    return stages, kinds
 
 
 def tables(stages: Stages) -> tuple[Any, ...]:
@@ -94,9 +111,9 @@ def _in_a_row(problem: Problem, stages: Stages, placement: Ints) -> tuple[Whole,
 @njit(cache=True, nogil=True)
 def anneal(  # type: ignore[no-untyped-def]
     compute, need, after_ptr, after, before_ptr, before, read_ptr, read, sent_ptr, sent, start, reader, sender,
-    send, receive, copy, room, overlap, stage, kind, hot, power, steps, seed,
+    send, receive, copy, room, overlap, stage, kind, stages, devices, best, hot, cold, power, steps, seed,
 ):  # fmt: skip
-    """Changes `stage` and `kind` into the best that a walk from there meets; returns its busiest load."""
+    """Goes on from `stage` and `kind`, which change; `stages` and `devices` are the best so far, with load `best`."""
     np.random.seed(seed)
     n, count, kinds = len(stage), len(kind), compute.shape[1]
     inside = np.zeros((len(sender), count), np.int64)  # readers
@@ -121,8 +138,10 @@ def anneal(  # type: ignore[no-untyped-def]
     for s in range(count):
         load[s] = _load(work, moved, used, room, overlap, s, kind[s], scale)
         energy += (load[s] / scale) ** power
-    best, stages, devices = load.max(), stage.copy(), kind.copy()
-    temperature, fall = hot, (_COLD / hot) ** (1.0 / max(1, steps))
+    if load.max() < best:
+        best = load.max()
+        stages[:], devices[:] = stage, kind
+    temperature, fall = hot, (cold / hot) ** (1.0 / max(1, steps))
     fresh, of = np.zeros(2), np.zeros(2, np.int64)
     for _ in range(steps):
         temperature *= fall
@@ -160,7 +179,6 @@ def anneal(  # type: ignore[no-untyped-def]
         elif not swaps:
             _cross(v, b, a, stage, compute, need, read_ptr, read, sent_ptr, sent, start, sender, send, receive, copy,
                    inside, work, moved, used)  # fmt: skip
-    stage[:], kind[:] = stages, devices
     return best
 
 

@@ -11,7 +11,7 @@ run: .venv/.package
 	@$(BIN)/placewise compare llama-3-8b --cluster two-gpus-one-host --planners $(PLANNERS) --budget 5s --out out
 
 test: .venv/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules tests src/placewise/__init__.py src/placewise/graph.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --doctest-modules tests src/placewise/__init__.py src/placewise/graph.py
 
 lint: .venv/.dev
 	@$(BIN)/ruff check --quiet .

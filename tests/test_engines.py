@@ -694,6 +694,14 @@ def test_openvino_tells_two_gpus_apart():
         engines.get("onnxruntime").export(made)
 
 
+def test_openvino_takes_no_list_for_a_name():
+    kinds = {"GPU.0,CPU": "gpu", "GPU.1": "gpu", "CPU": "cpu", "CPU\x1b[31m,GPU": "cpu"}
+    cluster = full_mesh([Device(name, kind, flops={"default": 1e12}) for name, kind in kinds.items()], 1e9)
+    four = of_a_file("alexnet", cluster)
+    made = Plan(four, np.arange(four.num_ops, dtype=np.int32) % 4, None, 1.0, 0.0, "hand", "0")
+    assert json.loads(engines.get("openvino").export(made))["device"] == "HETERO:GPU.0,GPU.1,CPU,CPU2"
+
+
 def test_graphs_without_modules_are_refused():
     from problems import problem_of
 

@@ -675,7 +675,7 @@ def devices(
     with terminal.heard(), terminal.working("measuring") as say:
         found = describe_machine(say)
     for note in found.notes:
-        terminal.say(f"note: {note}")
+        terminal.note(note)
     print(to_json(asdict(found)) if as_json else describe_devices(found), flush=True)
     if out:
         write_text(out, to_yaml(found, out.stem))

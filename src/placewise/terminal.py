@@ -27,6 +27,11 @@ def say(text: str) -> None:
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
+def note(text: str) -> None:
+    """What is worth knowing about the result."""
+    say(f"note: {text}")
+
+
 say_once = cache(say)
 
 SELDOM = 30.0  # seconds between lines on what is no terminal

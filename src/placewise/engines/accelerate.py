@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +23,7 @@ from placewise.engines.torch_offload import at_homes
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
+from placewise.terminal import note
 
 #: What the weights of a model may take of all accelerators before some are left in host memory.
 _FULL = 0.95
@@ -116,10 +116,9 @@ def _places(plan: Plan) -> dict[str, int]:
 
 def _whole_layers(plan: Plan, found: Pieces) -> list[int]:
     """Where the weights of each piece are; of a layer that is split, in host memory."""
-    print(
-        'note: accelerate copies what is on "cpu" for each use and computes it on the GPU; the plan may compute it on '
-        "the CPU, or stream it ahead of time, which Plan.apply does",
-        file=sys.stderr,
+    note(
+        'accelerate copies what is on "cpu" for each use and computes it on the GPU; the plan may compute it on '
+        "the CPU, or stream it ahead of time, which Plan.apply does"
     )
     host = [device.kind == "cpu" for device in plan.problem.cluster.devices]
     used = [np.unique(plan.placement[found.of_op == piece]).tolist() for piece in range(len(found.names))]

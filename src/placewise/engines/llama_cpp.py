@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -22,6 +21,7 @@ from placewise.errors import InvalidInput, Unsupported
 from placewise.graph import Graph
 from placewise.plans import Plan
 from placewise.problem import Problem
+from placewise.terminal import note
 
 #: What weights and caches may take of a GPU before there is too little left to work in.
 _FULL: Final = 0.9
@@ -164,15 +164,15 @@ def llama_cpp(plan: Plan) -> str:
     if patterns:
         flags.append(f"-ot {shlex.quote(','.join(patterns))}")
     if any(moved := [a != b for a, b in zip(rest, base, strict=False)]):
-        _say(f"the KV caches of {sum(moved)} layers stay in the slots of these, elsewhere than the plan has them: "
+        note(f"the KV caches of {sum(moved)} layers stay in the slots of these, elsewhere than the plan has them: "
              "memory and time are not the plan's; plan with --engine llama.cpp")  # fmt: skip
     if any(name.startswith("CUDA") for text in flags[1:] for name in re.findall(r"CUDA\d", text)):
-        _say("GPUs are taken to be CUDA0 and so on: where `llama-server --list-devices` prints other names, name the "
+        note("GPUs are taken to be CUDA0 and so on: where `llama-server --list-devices` prints other names, name the "
              "devices of the cluster so")  # fmt: skip
     layers = np.isin(found.of_op, found.layers) & ~problem.graph.is_stored
     computed, kept = (int((np.array(host)[p.placement] & layers).sum()) for p in (asked, plan))
     if kept > computed:
-        _say("what the plan streams to a GPU is in host memory, and llama.cpp computes there; it copies weights only "
+        note("what the plan streams to a GPU is in host memory, and llama.cpp computes there; it copies weights only "
              f"for {_LARGE_BATCH} tokens at once and more, and not ahead of time")  # fmt: skip
     return " ".join([*_context(problem.graph, computed, kept - computed), *flags]) + "\n"
 
@@ -197,13 +197,13 @@ def _context(graph: Graph, computed: int, streamed: int) -> list[str]:
     """
     found = phase(graph)
     if found is None or found.tokens + found.cached < 2:
-        _say("the plan does not tell its context: add -c, without which there is room for all that the model can read")
+        note("the plan does not tell its context: add -c, without which there is room for all that the model can read")
         return []
     flags = [f"-c {found.sequences * (found.tokens + found.cached)}"]
     flags += [f"-np {found.sequences}"] if found.sequences > 1 else []
     if found.sequences * found.tokens >= _LARGE_BATCH and computed > streamed:
         flags.append("--no-op-offload")
-        _say("the plan has the CPU compute where weights are in its memory, which takes --no-op-offload; without it "
+        note("the plan has the CPU compute where weights are in its memory, which takes --no-op-offload; without it "
              "llama.cpp copies them to a GPU for each large batch")  # fmt: skip
     return flags
 
@@ -229,10 +229,6 @@ def _names(cluster: Cluster, used: set[int]) -> tuple[dict[int, str], dict[int, 
             names[d] = name if _THEIR_NAMES.fullmatch(name) else f"CUDA{accelerator_number(cluster, d)}"
     hosts = {d: "CPU" for d, device in enumerate(cluster.devices) if device.kind == "cpu"}
     return names, hosts | names | {d: cluster.device_names[d] for d in remote}, list(servers)
-
-
-def _say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
 
 
 def check_layers(problem: Problem, found: Pieces) -> None:

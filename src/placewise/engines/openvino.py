@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import sys
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,11 +22,15 @@ from placewise.engines.names import check_ops
 from placewise.errors import InvalidInput, naming
 from placewise.plans import Plan
 from placewise.problem import Problem
+from placewise.terminal import note
 from placewise.transforms import subgraph
 
 if TYPE_CHECKING:
     from placewise.measure import Timing
 
+#: What OpenVINO calls accelerators, and what a CPU may be called that is its plugin once more.
+_THEIR_NAMES: Final = re.compile(r"(GPU|NPU)(\.\w+)*", re.ASCII)
+_ONE_MORE: Final = re.compile(r"CPU\w*", re.ASCII)
 _WARM_UP: Final = 2
 _RUNS: Final = 5  # with counters, after those that warm up
 
@@ -74,8 +78,8 @@ def openvino(plan: Plan) -> str:
     told: dict[str, Any] = {"device": hetero(places.values())}
     if more := [name for name in names.values() if name.startswith("CPU") and name != "CPU"]:
         told["register"] = more
-        print(f"note: OpenVINO has one CPU. For {', '.join(more)}: core.register_plugin(core.get_versions('CPU')['CPU']"
-              f".description, {more[0]!r})", file=sys.stderr)  # fmt: skip
+        note(f"OpenVINO has one CPU. For {', '.join(more)}: core.register_plugin(core.get_versions('CPU')['CPU']"
+             f".description, {more[0]!r})")  # fmt: skip
     return json.dumps(told | {"affinity": places}, indent=1) + "\n"
 
 
@@ -97,8 +101,8 @@ def device_names(plan: Plan) -> dict[int, str]:
     found = {}
     for d in used:
         if d in cpus:
-            found[d] = "CPU" if d == cpus[0] else own[d] if own[d].startswith("CPU") else f"CPU{cpus.index(d) + 1}"
-        elif own[d].partition(".")[0] in ("GPU", "NPU"):
+            found[d] = "CPU" if d == cpus[0] else own[d] if _ONE_MORE.fullmatch(own[d]) else f"CPU{cpus.index(d) + 1}"
+        elif _THEIR_NAMES.fullmatch(own[d]):
             found[d] = own[d]
         elif d in gpus:
             found[d] = f"GPU.{gpus.index(d)}" if len(gpus) > 1 else "GPU"

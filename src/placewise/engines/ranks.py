@@ -7,7 +7,6 @@ is one accelerator; ranks without layers are left out.
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from placewise.engines.pieces import Pieces, device_of_pieces, pieces, together
 from placewise.errors import InvalidInput, Unsupported
 from placewise.plans import Plan
 from placewise.problem import Problem
+from placewise.terminal import note
 
 
 class Rank(NamedTuple):
@@ -112,7 +112,7 @@ def note_visible(plan: Plan, stages: list[Rank]) -> None:
     """Say it, where what is exported has no place for it."""
     numbers = _numbers(plan, stages)
     if numbers != list(range(len(numbers))):
-        print(f"note: ranks are numbered along the layers: start it with {visible(plan, stages)}", file=sys.stderr)
+        note(f"ranks are numbered along the layers: start it with {visible(plan, stages)}")
 
 
 def _numbers(plan: Plan, stages: list[Rank]) -> list[int]:

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import math
 import pkgutil
-import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from placewise.errors import InvalidInput
 from placewise.problem import OBJECTIVES, Problem
+from placewise.terminal import say
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _registered: dict[str, PlannerInfo] = {}
@@ -112,7 +112,7 @@ def _import_all() -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            print(f"warning: the planners in {module} are left out: {error!r}", file=sys.stderr)
+            say(f"warning: the planners in {module} are left out: {error!r}")
 
 
 def available() -> dict[str, PlannerInfo]:

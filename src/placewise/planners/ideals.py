@@ -96,6 +96,12 @@ def ideals(problem: Problem, ctx: Context) -> Ints | None:
         tied = _tied(problem)
     if tied is problem:
         ctx.delegate("ideals-linear", share=0.3, options={"orders": 2})
+    elif not ctx.should_stop():
+        with ctx.aside(tied, share=0.3) as inner:
+            inner.below = ctx.ceiling
+            inner.delegate("ideals-linear", options={"orders": 2})
+        if inner.best is not None:
+            ctx.evaluate(inner.best[0])
     if problem.execution.replicate and not ctx.should_stop():  # without replicas there is less to try
         alone = replace(problem, execution=replace(problem.execution, replicate=False))
         with ctx.aside(alone, _ALONE) as inner:

@@ -184,6 +184,28 @@ def test_light_nodes_that_are_left_out_at_first_are_added_until_the_bound_is_met
         assert math.isinf(value) or bound >= value * (1 - 2e-9), seed
 
 
+def test_backward_ops_that_may_be_anywhere_begin_tied_to_their_forward_ops(monkeypatch):
+    """Each layer has an op forward, one that reads it backward, and one that reads only the latter."""
+    monkeypatch.setattr(ideals, "_MOST_NODES", 2)
+    tied = 0
+    for seed in range(40):
+        rng = np.random.default_rng(4000 + seed)
+        n = int(rng.integers(2, 4))
+        edges = [(i, i + 1) for i in range(n - 1)] + [(n + i + 1, n + i) for i in range(n - 1)]
+        edges += [(i, n + i) for i in range(n)] + [(n + i, 2 * n + i) for i in range(n)]
+        problem = problem_of(
+            rng.integers(1, 9, (3 * n, 1)) * rng.uniform(1.0, 2.0, 2), edges,
+            sizes=rng.integers(0, 5, 3 * n).astype(float), phase=[0] * n + [1] * (2 * n), objective="throughput",
+            execution=Execution(contention="none", staged=True, memory="static"), contiguous=True,
+            resident=rng.integers(0, 4, 3 * n).astype(float), memory=float(rng.choice([8.0, 30.0])),
+        )  # fmt: skip
+        tied += ideals._tied(problem) is not problem
+        value, bound = planned(problem)
+        assert value == pytest.approx(brute_force(problem)[0], rel=1e-12), seed
+        assert math.isinf(value) or bound >= value * (1 - 2e-9), seed
+    assert tied == 40
+
+
 def test_orders_are_never_better_than_the_best():
     for seed in range(60):
         rng = np.random.default_rng(seed)

@@ -6,7 +6,6 @@ the gradient is that of their probability and of no other.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from placewise.errors import InvalidInput
 from placewise.graph import Floats
 from placewise.learned.episodes import FAILING
 from placewise.problem import Problem
+from placewise.terminal import say
 
 #: What the width and the depth of a network may be.
 LARGEST: Final = 1024
@@ -290,5 +290,5 @@ def compute_device() -> torch.device:
     """CUDA where there is one, and then it is said, once."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    print(f"the policy runs on {torch.cuda.get_device_name()}", file=sys.stderr)
+    say(f"the policy runs on {torch.cuda.get_device_name()}")
     return torch.device("cuda")

@@ -110,9 +110,11 @@ def _rows(
         ours = {policy: tried[policy][:, mine] for policy in policies}
         fit = np.all([np.isfinite(found).all(axis=0) for found in ours.values()], axis=0)
         quantiles = np.quantile(ours[policies[0]][:, fit], [0.1, 0.5, 0.9]) if fit.any() else [np.nan] * 3
+        listed = np.isfinite(tried["heft"][0, mine])
         rows.append(
             {title: name, "fit": f"{fit.sum()}/{len(mine)}"}
             | {name: _mean(found[:, mine]) for name, found in tried.items() if name not in policies}
+            | {"there": _mean(ours[policies[0]][:, listed])}
             | {policy: spread([_mean(row) for row in found[:, fit]]) for policy, found in ours.items()}
             | dict(zip(("10%", "50%", "90%"), quantiles, strict=True))
         )  # fmt: skip
@@ -228,6 +230,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if "zero-shot" in options.sections:
         title = "Held-out graphs: mean ratio to the best known; three seeds; quantiles over graphs and seeds"
         title += f"; trained: on this very graph, {options.evaluations} evaluations"
+        title += f"; there: {Path(options.policies[0]).stem} on the graphs for which heft has a plan"
         tables[title], tables["The same graphs by what is asked for"] = zero_shot(options)
     if "models" in options.sections:
         tables["Held-out models or boxes: ratio to the best known"] = models(options)

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from placewise.errors import InvalidInput, Unsupported
 from placewise.learned import checkpoint, one_graph, training
 from placewise.learned.reinforce import update
 from placewise.planners import get
+from placewise.report.table import describe_training
 from problems import problem_of
 
 SMALL = {
@@ -113,6 +114,12 @@ def test_without_problems_it_learns_from_families(tmp_path):
     assert tasks[0].groups.problem.digest == tasks[1].groups.problem.digest != tasks[2].groups.problem.digest
 
 
+def test_too_few_evaluations_for_an_update_are_told(tmp_path):
+    for evaluations, told in ((2, "placeto: nothing is learned yet; 2 evaluations are"), (12, "placeto: 1 update, ")):
+        found = train("placeto", tmp_path / f"{evaluations}.safetensors", evaluations=evaluations, problems=[small()])
+        assert describe_training(asdict(found) | {"method": "placeto"}).startswith(told)
+
+
 @pytest.mark.filterwarnings("error")
 def test_progress_is_a_number_where_episodes_begin_with_what_does_not_fit(tmp_path):
     kept = [1.0, 1.0, 2.0, 2.0]  # by turns, the last finds no room; one and two on each device fit
@@ -201,10 +208,14 @@ def test_what_is_wrong_is_said(tmp_path):
         train("placeto", out)
     with pytest.raises(InvalidInput, match="was trained with seed 4, not 5"):
         train("placeto", out, resume=True, seed=5)
-    with pytest.raises(InvalidInput, match="was trained with problems"):
+    with pytest.raises(InvalidInput, match="was trained with other problems: give the models"):
         train("placeto", out, resume=True, problems=[small(4)])
     with pytest.raises(InvalidInput, match="a policy of 'placeto', not of colocrl"):
         train("colocrl", out, resume=True)
+    other = tmp_path / "one-graph.safetensors"
+    train("colocrl", other, evaluations=4)
+    with pytest.raises(InvalidInput, match="was trained with other problems"):
+        train("colocrl", other, resume=True, problems=[small(4)])
     with pytest.raises(InvalidInput, match="no method 'heft' to train; there are placeto"):
         training.train("heft", [], out, evaluations=1)
     other = tmp_path / "other.safetensors"
@@ -250,6 +261,7 @@ def test_the_shipped_policy_can_be_trained_on(tmp_path):
     ("given", "message"),
     [
         ({"seed": -1}, "seed = -1"),
+        ({"seed": 2**63}, "it must be below"),
         ({"evaluations": -5}, "evaluations = -5"),
         ({"options": {"batch": 0}}, "batch = 0"),
         ({"options": {"width": 100_000}}, "width = 100000"),

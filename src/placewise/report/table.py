@@ -589,10 +589,15 @@ def describe_import(facts: Mapping[str, Any]) -> str:
 
 def describe_training(facts: Mapping[str, Any]) -> str:
     """What `placewise train` prints."""
+    updates, evaluations = facts["updates"], facts["evaluations"]
+    if not updates:
+        return wrapped(
+            f"{facts['method']}: nothing is learned yet; {evaluations:,} evaluations are too few for one update."
+        )
     best, mean = (f"{x:.3f}" if facts["relative"] else format_seconds(x) for x in (facts["best"], facts["mean"]))
     of = ", as shares of the time at the start of an episode" if facts["relative"] else ""
     return wrapped(
-        f"{facts['method']}: {facts['updates']:,} updates, {facts['evaluations']:,} evaluations, "
+        f"{facts['method']}: {updates:,} update{'s' * (updates != 1)}, {evaluations:,} evaluations, "
         f"{facts['per_second']:,.0f} per second; best {best}, mean of the last update {mean}{of}."
     )
 

@@ -889,6 +889,19 @@ def test_without_torch_a_command_says_what_to_install(plan, args):
     assert re.fullmatch(r"error: .*pip install 'placewise\[(learned|torch)\]'\n", without_compiling(done.stderr))
 
 
+def test_a_torch_that_cannot_be_imported_is_no_crash(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no libtorch')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    task = ["alexnet", "--cluster", "placeto-2"]
+    for planner in ("placeto", "colocrl"):
+        command = placewise("plan", *task, "--planner", planner, cwd=tmp_path, env=environment)
+        assert "error: torch cannot be imported (no libtorch): pip" in command.communicate(timeout=60)[1].decode()
+        assert command.returncode == 4
+    command = placewise("compare", *task, "--planners", "placeto,heft", cwd=tmp_path, env=environment)
+    assert "- placeto: torch cannot be imported (no libtorch)" in command.communicate(timeout=60)[0].decode()
+    assert command.returncode == 0
+
+
 def test_a_terminal_without_unicode_is_no_error(plan):
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     out, err = placewise("explain", plan, "--op", ODD, env=environment).communicate(timeout=60)

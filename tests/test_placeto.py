@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -274,6 +276,21 @@ def test_the_shipped_policy_places_graphs_that_it_has_not_seen():
     assert len(ours) >= 6
     assert np.mean(np.array(ours) / chance) < 0.85
     assert np.mean(np.array(ours) / more) < 0.9
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_clock_begins_when_all_is_imported(train):
+    code = f"""if True:
+        import sys
+        from placewise import driver, load_problem
+        from placewise.planners import get
+        problem = load_problem("squeezenet", "placeto-2")
+        driver.compile_for(problem, get("placeto"))
+        before = set(sys.modules)
+        driver.plan(problem, "placeto", budget=driver.Budget(evaluations=300), options={{"train": {train}}})
+        print(sorted(set(sys.modules) - before))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stdout[:300] + done.stderr
 
 
 def test_ppo_goes_no_further_than_the_ratio():

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +20,7 @@ import typer
 import typer.core
 
 from placewise import __version__, terminal
-from placewise.errors import DoesNotHold, InvalidInput, NoFeasiblePlan, PlacewiseError
+from placewise.errors import DoesNotHold, InvalidInput, NoFeasiblePlan, PlacewiseError, Unsupported
 from placewise.options import (
     BEST_FILES,
     AsJson,
@@ -220,7 +221,8 @@ def compare(
     facts = []
     for problem in problems:
         for info in chosen:
-            driver.compile_for(problem, info, terminal.say_once)
+            with suppress(Unsupported):  # `compare` says why, and goes on with the others
+                driver.compile_for(problem, info, terminal.say_once)
         one_device = driver.one_device_value(problem)
         names = [info.name for info in chosen]
         with terminal.planning() as show:
@@ -558,11 +560,9 @@ def train(
     """Train a policy; it is written every few seconds, and --resume goes on where it was ended."""
     from dataclasses import asdict
 
-    from placewise import planners
-    from placewise.importers import require
+    from placewise import learned, planners
 
-    for module in ("torch", "safetensors"):
-        require(module, "learned")
+    learned.require()
     from placewise.learned import training
     from placewise.report.table import describe_training
 

@@ -6,6 +6,7 @@ Only this file is imported before a method is used: PyTorch is not.
 from collections.abc import Callable
 from importlib.util import find_spec
 
+from placewise import importers
 from placewise.problem import Problem
 
 
@@ -18,10 +19,17 @@ def supports(problem: Problem) -> bool | str:
     return True if problem.num_ops else "needs ops to place"
 
 
+def require() -> None:
+    """Import what learning needs, or say what to install: a package may be there and not work."""
+    for module in ("torch", "safetensors"):
+        importers.require(module, "learned")
+
+
 def warm_up(method: str) -> Callable[[Problem], None]:
     """What a method that learns one graph does before the clock starts: PyTorch is imported, and kernels compiled."""
 
     def compile(problem: Problem) -> None:
+        require()
         from placewise.learned.grouping import at_most, units
         from placewise.learned.one_graph import pupil
         from placewise.planners import get

@@ -28,13 +28,14 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from placewise.driver import Context
+from placewise.driver import Budget, Context
 from placewise.errors import InvalidInput
 from placewise.graph import Floats
 from placewise.learned import checkpoint
 from placewise.learned.episodes import Devices, Episodes
 from placewise.learned.grouping import Groups, few
 from placewise.learned.reinforce import LARGEST, Learner, Settings, check, compute_device, draw, seeded, single_threaded
+from placewise.planners import get
 from placewise.problem import Problem
 
 Kind = Literal["devices", "paper"]
@@ -467,10 +468,9 @@ def settings_of(options: Mapping[str, Any], horizon: int) -> Settings:
 
 
 def warm_up(problem: Problem) -> None:
-    """Compile what there is to compile."""
-    size, devices = problem.num_ops, problem.num_devices
-    zeros = np.zeros((1, size), np.int64)
-    DeviceView(few(problem, size)).look(States(zeros, zeros[:, 0], zeros, np.ones((1, devices), np.bool_)))
+    """One update of the shipped policy: all that is compiled, and all that PyTorch imports only when it is used."""
+    options = get("placeto").settings({"train": True, "updates": 1})
+    place(problem, Context(problem, Budget(), 0, 0.0, None, "placeto"), options)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from placewise.problem import Problem
 
 def _compile(problem: Problem) -> None:
     """PyTorch is imported, and what a network sees is compiled."""
+    learned.require()
     from placewise.learned.placeto import warm_up
 
     warm_up(problem)

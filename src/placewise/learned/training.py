@@ -95,6 +95,8 @@ def train(
     for what, given, least in (("seed", seed, 0), ("evaluations", evaluations, 1)):
         if given < least:
             raise InvalidInput(f"{what} = {given}: it must be {least} or more")
+    if seed >= 2**63:
+        raise InvalidInput(f"seed = {seed}: it must be below 2**63")
     if resume and policy is not None:
         raise InvalidInput("--resume goes on with what is in --out, so --policy has no place beside it")
     if Path(out).exists() and not resume:
@@ -145,6 +147,11 @@ def checked(method: str) -> str:
 
 def _go_on(course: Course, found: checkpoint.Checkpoint, path: str | Path) -> None:
     for key, value in course.facts().items():
+        if key in ("problem", "problems") and found.facts.get(key) != value:
+            raise InvalidInput(
+                f"{path}: was trained with other problems: give the models, the boxes and the objective that it was "
+                "trained with, in their order, or begin another --out with --policy"
+            )
         if key != "horizon" and found.facts.get(key) != value:
             raise InvalidInput(
                 f"{path}: was trained with {key} {found.facts.get(key)!r:.80}, not {value!r:.80}: "

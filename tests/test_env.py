@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import runpy
+import sys
 import warnings
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import placewise as pw
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, PlacewiseError
 from placewise.learned.episodes import FAILING, Episodes, packed
 from placewise.learned.grouping import Groups, units
 from placewise.simulator import evaluate
@@ -218,3 +220,10 @@ def test_a_learner_of_another_library_learns(capsys):
     chance, learned, best, best_by_chance, optimum = (float(line[29:].split()[0]) for line in lines)
     assert optimum <= best <= best_by_chance
     assert learned < (chance + optimum) / 2  # 38.3 and 26.2; without learning, near chance
+
+
+def test_without_gymnasium_it_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.delitem(sys.modules, "placewise.learned.env")
+    with pytest.raises(PlacewiseError, match=r"pip install 'placewise\[learned\]'"):
+        importlib.import_module("placewise.learned.env")

@@ -792,6 +792,8 @@ def test_no_device_holds_more_than_its_memory():
     check(problem, [1, 0])
     check(problem, [0, 1], "d1 needs 2.00 KiB of memory and has 1.00 KiB")
     assert evaluate(problem, [0, 1]).value[0] == 1.0  # what it would take, if it could
+    nearly = problem_of(np.ones((1, 1)), sizes=0.0, resident=[3.0 * 2**30], memory=[3.0 * 2**30 - 2])
+    check(nearly, [0], "d0 needs 2 B more than its 3.00 GiB of memory")
 
 
 def test_every_broken_rule_is_told():

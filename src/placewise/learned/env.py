@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from placewise.errors import InvalidInput
+from placewise.errors import InvalidInput, Unsupported
 from placewise.graph import Floats
 from placewise.learned import features
 from placewise.learned.episodes import Episodes, Order, Reward, Start
 from placewise.learned.grouping import Groups, few
 from placewise.problem import Problem
 from placewise.simulator import evaluate
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
+except ImportError:
+    raise Unsupported("the environment needs gymnasium: pip install 'placewise[learned]'") from None
 
 Observation = dict[str, Any]
 

@@ -73,7 +73,10 @@ def describe(problem: Problem, rule: str, row: NDArray[np.int32], peak: Floats |
         return why_not_in_slots(problem, row)
     assert peak is not None
     d = int(np.argmax(peak[0] - problem.capacity))
-    return f"{names[d]} needs {format_bytes(peak[0, d])} of memory and has {format_bytes(problem.capacity[d])}"
+    need, has = format_bytes(peak[0, d]), format_bytes(problem.capacity[d])
+    if need == has:
+        return f"{names[d]} needs {format_bytes(peak[0, d] - problem.capacity[d])} more than its {has} of memory"
+    return f"{names[d]} needs {need} of memory and has {has}"
 
 
 def resident(problem: Problem, rows: NDArray[np.int32]) -> Floats:

@@ -215,8 +215,6 @@ class Family:
 
     def __init__(self, problems: Sequence[Problem], seed: int, options: dict[str, Any], evaluations: int) -> None:
         check_options(options)
-        if (batch := options["batch"]) > evaluations:
-            raise InvalidInput(f"batch = {batch}: more episodes at once than there are evaluations ({evaluations})")
         self.relative = len(problems) != 1
         self._problems, self._seed, self._options, self._evaluations = list(problems), seed, options, evaluations
         build = Architecture(options["view"], options["width"], options["rounds"])
